@@ -1,0 +1,1036 @@
+"""The simulator that the authors of Tiresias (NSDI'19) released, re-implemented to the last digit, defects included.
+
+It exists to compare us with published figures: integer seconds, no cost for preemption or placement, and every quirk of
+the release. "Quirk n" below is number n of the list in `docs/tiresias-compat.md`. Three loops cover all schedules:
+`_run_in_order` (fifo, fjf, lpjf), `_run_sorted` (sjf, shortest*, gittins) and `_run_queues` (dlas*, multi-dlas-gpu).
+For results that make sense use the corrected policies of `thebes.policy`; this module decides nothing for them.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from thebes.model.errors import UserError, nearest
+
+Placement = Literal["count", "yarn"]
+Variant = Literal["as-released", "memfix", "gittins-distfix", "corrected"]
+
+KNOBS = {"05": 0.5, "1": 1.0, "2": 2.0, "4": 4.0, "8": 8.0, "10": 10.0, "100": 100.0, "1000": 1000.0}
+GITTINS_KNOBS = ("1", "2", "4", "8")
+SCHEDULES: tuple[str, ...] = (
+    "fifo",
+    "fjf",
+    "lpjf",
+    "sjf",
+    "shortest",
+    "shortest-gpu",
+    "shortest-expected",
+    "gittins",
+    "dlas",
+    "dlas-gpu",
+    *(f"dlas-gpu-{knob}" for knob in KNOBS),
+    "dlas-gpu-gittins",
+    *(f"dlas-gpu-gittins-{knob}" for knob in GITTINS_KNOBS),
+    "dlas-gpu-pack",
+    "multi-dlas-gpu",
+)
+PLACEMENTS: tuple[str, ...] = get_args(Placement)
+VARIANTS: tuple[str, ...] = get_args(Variant)
+
+# Constants of the release; the queue limits are in (GPU-)seconds.
+QUEUE_LIMITS = (3250, 7200)
+GITTINS_DELTA = 3250
+MULTI_QUEUE_LIMITS = (3600,)
+MULTI_RESERVE_EVERY_S = 600
+
+# What happened to a job, in the order in which it is written at one instant.
+EVENTS = ("finish", "demote", "promote", "suspend", "start", "resume")
+_FINISH, _DEMOTE, _PROMOTE, _SUSPEND, _START, _RESUME = range(len(EVENTS))
+
+_FIFO, _FJF, _LPJF = range(3)
+_BY_GPUS, _BY_TIME, _BY_GPU_TIME, _BY_EXPECTED, _BY_INDEX = range(5)
+_NEVER = np.iinfo(np.int64).max
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ClusterShape:
+    """The one data row of a Tiresias cluster file; memory in GB per node."""
+
+    num_switch: int
+    nodes_per_switch: int
+    gpus_per_node: int
+    cpus_per_node: int
+    mem_per_node: int
+
+    @property
+    def nodes(self) -> int:
+        return self.num_switch * self.nodes_per_switch
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True)
+class ReleasedRun:
+    """What became of every job, in trace order; -1 where it never came to it.
+
+    `executed_s` is the time spent running. It equals the duration of a finished job but for quirk 14 (a completion that
+    was planned for the instant of an arrival is kept even when the job is preempted in between).
+    `stuck` are the rows of the jobs that the release leaves unfinished, silently and with exit code 0.
+    """
+
+    first_start_s: Ints
+    finish_s: Ints
+    executed_s: Ints
+    preemptions: Ints
+    promotions: Ints
+    demotions: Ints
+    event_time_s: Ints
+    event_job: Ints
+    event_kind: Ints  # index into EVENTS
+    stuck: tuple[int, ...]
+
+
+class _Jobs(NamedTuple):
+    """Columns of the loops, in submission order."""
+
+    gpus: Ints
+    submit: Ints
+    duration: Ints
+    running: NDArray[np.bool_]
+    checked: Ints  # instant up to which `executed` and the waits are accounted
+    executed: Ints
+    first_start: Ints
+    finish: Ints
+    preemptions: Ints
+    promotions: Ints
+    demotions: Ints
+
+
+class _Nodes(NamedTuple):
+    """Free resources. With `by_node` false only the first element of `free_gpus` counts, for the whole cluster."""
+
+    by_node: bool
+    nodes_per_switch: int
+    gpus_per_node: int
+    cpus_per_node: int
+    mem_per_node: int
+    free_gpus: Ints
+    free_cpus: Ints
+    free_mem: Floats
+    slot: Ints  # job j holds the nodes held[slot[j] : slot[j] + count[j]]
+    count: Ints
+    held: Ints
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Gittins index and expected total, computed as the release does
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def released_samples() -> Ints:
+    """Total GPU-seconds of 1001 past jobs: `yarn-gput1000.csv`, the distribution that the release always reads."""
+    text = resources.files("thebes").joinpath("data/tiresias/yarn-gput1000.csv").read_text(encoding="ascii")
+    samples = np.array(sorted(int(row["duration"]) for row in csv.DictReader(text.splitlines())), dtype=np.int64)
+    samples.flags.writeable = False
+    return samples
+
+
+def _round_half_up(value: float, digits: int) -> float:
+    """Python 2's round(): exact halves go away from zero, where Python 3 takes the even neighbour."""
+    return float(Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_HALF_UP))
+
+
+def released_gittins_table(samples: Ints, delta: int = GITTINS_DELTA, *, corrected: bool = False) -> Floats:
+    """Index times 1e6 for a job whose attained service lies below sample i (and not below sample i-1); 0 above the last.
+
+    Quirk 3: the release takes the samples themselves for E[min(S - a, delta)] and divides integers. `corrected`
+    subtracts the attained service and divides floats. Both evaluate at a = sample - 1, whatever the true service is.
+    """
+    table = [_gittins_index(samples, int(sample) - 1, delta, corrected) for sample in samples]
+    return np.array([*table, 0.0])
+
+
+def _gittins_index(samples: Ints, attained: int, delta: int, corrected: bool) -> float:
+    """1e6 * P / E at one attained service, with the release's intermediate roundings."""
+    total = len(samples)
+    above = int(np.searchsorted(samples, attained, side="right"))
+    beyond = total - 1  # the release never lets the quantum reach past the largest sample
+    if attained + delta <= samples[-1] - 1:
+        beyond = int(np.searchsorted(samples, attained + delta, side="right"))
+    left = total - above
+    done = beyond - above
+    served = int(samples[above:beyond].sum()) + delta * (total - beyond)
+    probability = _round_half_up(done / left, 5)
+    expected = _round_half_up((served - attained * done) / left, 5) if corrected else float(served // left)
+    return _round_half_up(probability * 1e6 / expected, 4)
+
+
+def _expected_totals(samples: Ints) -> Floats:
+    """shortest-expected: mean of the samples above the executed time, the largest always left out."""
+    last = len(samples) - 1
+    after = np.concatenate([np.cumsum(samples[:last][::-1])[::-1], [0]])
+    table = [_round_half_up(int(after[i]) / (last - i), 2) for i in range(last)]
+    return np.array([*table, float(samples[last]), 0.0])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Placement: a counter, or yarn's first fit under one switch
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _take(nodes: _Nodes, job: int, gpus: int) -> bool:
+    """Hold resources for a job, all or nothing; the first switch that can does."""
+    if not nodes.by_node:
+        if nodes.free_gpus[0] < gpus:
+            return False
+        nodes.free_gpus[0] -= gpus
+        return True
+    per_switch = nodes.nodes_per_switch
+    for first in range(0, len(nodes.free_gpus), per_switch):
+        if gpus <= nodes.gpus_per_node:
+            if _take_one_node(nodes, job, gpus, first, first + per_switch):
+                return True
+        elif _take_many_nodes(nodes, job, gpus, first, first + per_switch):
+            return True
+    return False
+
+
+@njit(cache=True)
+def _cpus_of(gpus: int, job_gpus: int) -> int:
+    """Two CPUs for a worker and, unless the job has a single one, four for the parameter server beside it."""
+    return 2 if job_gpus == 1 else 6 * gpus
+
+
+@njit(cache=True)
+def _mem_of(gpus: int, job_gpus: int, gpus_per_node: int) -> float:
+    """GB on one node: 5 whatever the number of GPUs when the job fits in a node, else worker and server per GPU."""
+    if job_gpus <= gpus_per_node:
+        return 5.0
+    return (6 + job_gpus * 0.1 + 5) * gpus
+
+
+@njit(cache=True)
+def _has(nodes: _Nodes, node: int, gpus: int, cpus: int, mem: float) -> bool:
+    return nodes.free_gpus[node] >= gpus and nodes.free_cpus[node] >= cpus and nodes.free_mem[node] >= mem
+
+
+@njit(cache=True)
+def _hold(nodes: _Nodes, job: int, node: int, gpus: int, cpus: int, mem: float) -> None:
+    nodes.free_gpus[node] -= gpus
+    nodes.free_cpus[node] -= cpus
+    nodes.free_mem[node] -= mem
+    nodes.held[nodes.slot[job] + nodes.count[job]] = node
+    nodes.count[job] += 1
+
+
+@njit(cache=True)
+def _take_one_node(nodes: _Nodes, job: int, gpus: int, first: int, end: int) -> bool:
+    cpus = _cpus_of(gpus, gpus)
+    mem = _mem_of(gpus, gpus, nodes.gpus_per_node)
+    for node in range(first, end):
+        if _has(nodes, node, gpus, cpus, mem):
+            nodes.count[job] = 0
+            _hold(nodes, job, node, gpus, cpus, mem)
+            return True
+    return False
+
+
+@njit(cache=True)
+def _take_many_nodes(nodes: _Nodes, job: int, gpus: int, first: int, end: int) -> bool:
+    """Whole idle nodes, then one node for the rest; never across switches, never relaxed."""
+    per_node = nodes.gpus_per_node
+    whole, rest = gpus // per_node, gpus % per_node
+    mem = _mem_of(per_node, gpus, per_node)
+    cpus = _cpus_of(per_node, gpus)
+    start = nodes.slot[job]
+    found = 0
+    for node in range(first, end):
+        if found < whole and _has(nodes, node, per_node, cpus, mem):
+            nodes.held[start + found] = node
+            found += 1
+    if found < whole:
+        return False
+    last = -1
+    if rest > 0:
+        rest_mem = _mem_of(rest, gpus, per_node)
+        for node in range(first, end):
+            if last < 0 and _has(nodes, node, rest, _cpus_of(rest, gpus), rest_mem):
+                taken = False
+                for i in range(whole):
+                    taken = taken or nodes.held[start + i] == node
+                if not taken:
+                    last = node
+        if last < 0:
+            return False
+    nodes.count[job] = 0
+    for i in range(whole):
+        _hold(nodes, job, nodes.held[start + i], per_node, cpus, mem)
+    if rest > 0:
+        _hold(nodes, job, last, rest, _cpus_of(rest, gpus), _mem_of(rest, gpus, per_node))
+    return True
+
+
+@njit(cache=True)
+def _give_back(nodes: _Nodes, job: int, gpus: int) -> None:
+    """Return what a finished job holds, memory included."""
+    if not nodes.by_node:
+        nodes.free_gpus[0] += gpus
+        return
+    per_node = nodes.gpus_per_node
+    left = gpus
+    for i in range(nodes.count[job]):
+        here = min(left, per_node)
+        left -= here
+        node = nodes.held[nodes.slot[job] + i]
+        nodes.free_gpus[node] += here
+        nodes.free_cpus[node] += _cpus_of(here, gpus)
+        nodes.free_mem[node] += _mem_of(here, gpus, per_node)
+
+
+@njit(cache=True)
+def _empty(nodes: _Nodes, total_gpus: int, reset_memory: bool) -> None:
+    """Take the cluster back from everybody before it is dealt out anew. Quirk 4: as released, memory is forgotten."""
+    if not nodes.by_node:
+        nodes.free_gpus[0] = total_gpus
+        return
+    nodes.free_gpus[:] = nodes.gpus_per_node
+    nodes.free_cpus[:] = nodes.cpus_per_node
+    if reset_memory:
+        nodes.free_mem[:] = nodes.mem_per_node
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the loops share
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _note(log: Ints, time: int, job: int, kind: int) -> Ints:
+    """Write one event; row 0 counts the rows. Returns the log, which may have moved to a larger array."""
+    row = log[0, 0] + 1
+    if row == len(log):
+        longer = np.empty((2 * len(log), 3), np.int64)
+        longer[:row] = log
+        log = longer
+    log[row, 0] = time
+    log[row, 1] = job
+    log[row, 2] = kind
+    log[0, 0] = row
+    return log
+
+
+@njit(cache=True)
+def _complete(jobs: _Jobs, job: int, now: int, log: Ints) -> Ints:
+    if jobs.running[job]:
+        jobs.executed[job] += now - jobs.checked[job]
+        jobs.running[job] = False
+    jobs.finish[job] = now
+    return _note(log, now, job, _FINISH)
+
+
+@njit(cache=True)
+def _without_finished(jobs: _Jobs, members: Ints, size: int) -> int:
+    """Close the gaps that finished jobs leave in a list; returns the new size."""
+    kept = 0
+    for i in range(size):
+        if jobs.finish[members[i]] < 0:
+            members[kept] = members[i]
+            kept += 1
+    return kept
+
+
+@njit(cache=True)
+def _without(members: Ints, size: int, job: int) -> int:
+    """Take one job out of a list, keeping the order; returns the new size."""
+    kept = 0
+    for i in range(size):
+        if members[i] != job:
+            members[kept] = members[i]
+            kept += 1
+    return kept
+
+
+@njit(cache=True)
+def _switch(jobs: _Jobs, wanted: NDArray[np.bool_], live: Ints, size: int, now: int, log: Ints) -> Ints:
+    """Suspend who runs and should not, then start who should run and does not."""
+    for i in range(size):
+        job = live[i]
+        if jobs.running[job] and not wanted[job]:
+            jobs.running[job] = False
+            jobs.preemptions[job] += 1
+            log = _note(log, now, job, _SUSPEND)
+    for i in range(size):
+        job = live[i]
+        if wanted[job] and not jobs.running[job]:
+            jobs.running[job] = True
+            if jobs.first_start[job] < 0:
+                jobs.first_start[job] = now
+                log = _note(log, now, job, _START)
+            else:
+                log = _note(log, now, job, _RESUME)
+    return log
+
+
+@njit(cache=True)
+def _next_completions(jobs: _Jobs, live: Ints, size: int, now: int, ending: Ints) -> tuple[int, int]:
+    """The earliest planned completion and how many jobs share it; the jobs go to `ending`."""
+    due, count = _NEVER, 0
+    for i in range(size):
+        job = live[i]
+        if jobs.running[job]:
+            end = now + jobs.duration[job] - jobs.executed[job]
+            if end < due:
+                due, count = end, 0
+            if end == due:
+                ending[count] = job
+                count += 1
+    return due, count
+
+
+@njit(cache=True)
+def _sort_stably(members: Ints, size: int, key: Floats, descending: bool) -> None:
+    """Ascending or descending by key[job]; equal keys keep the order they had in the list."""
+    keys = key[members[:size]]
+    if descending:
+        keys = -keys
+    members[:size] = members[:size][np.argsort(keys, kind="mergesort")]
+
+
+@njit(cache=True)
+def _lookup(samples: Ints, table: Floats, service: int) -> float:
+    """The table's value for the first sample above `service`."""
+    return table[np.searchsorted(samples, service, side="right")]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The three loops
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _run_in_order(jobs: _Jobs, nodes: _Nodes, mode: int, log: Ints) -> Ints:
+    """fifo, fjf, lpjf: jobs start in submission order and are never preempted.
+
+    fifo stops at the first job that does not fit, fjf goes on. lpjf was meant to be longest-pending-first; quirk 7: it
+    is fifo that passes over the job behind every job it starts, as it walks the list that it removes from.
+    A job of zero seconds never ends: its end is added to an instant that has already been dealt with.
+    """
+    n = len(jobs.gpus)
+    pending = np.empty(n, np.int64)
+    holding = np.empty(n, np.int64)  # running jobs in the order of their starts
+    n_pending = n_holding = arrived = 0
+    while True:
+        now = jobs.submit[arrived] if arrived < n else _NEVER
+        for i in range(n_holding):
+            now = min(now, jobs.first_start[holding[i]] + jobs.duration[holding[i]])
+        if now == _NEVER:
+            return log
+
+        for i in range(n_holding):
+            job = holding[i]
+            if jobs.first_start[job] + jobs.duration[job] == now:
+                _give_back(nodes, job, jobs.gpus[job])
+                log = _complete(jobs, job, now, log)
+        n_holding = _without_finished(jobs, holding, n_holding)
+        while arrived < n and jobs.submit[arrived] == now:
+            pending[n_pending] = arrived
+            n_pending += 1
+            arrived += 1
+
+        i = 0
+        while i < n_pending:
+            job = pending[i]
+            if _take(nodes, job, jobs.gpus[job]):
+                jobs.running[job] = True
+                jobs.first_start[job] = jobs.checked[job] = now
+                log = _note(log, now, job, _START)
+                if jobs.duration[job] > 0:
+                    holding[n_holding] = job
+                    n_holding += 1
+                if mode == _LPJF:
+                    i += 1
+            elif mode != _FJF:
+                break
+            i += 1
+        kept = 0
+        for i in range(n_pending):
+            if not jobs.running[pending[i]]:
+                pending[kept] = pending[i]
+                kept += 1
+        n_pending = kept
+
+
+@njit(cache=True)
+def _run_sorted(
+    jobs: _Jobs,
+    nodes: _Nodes,
+    total_gpus: int,
+    order: int,
+    reset_memory: bool,
+    corrected: bool,
+    samples: Ints,
+    table: Floats,
+    log: Ints,
+) -> Ints:
+    """sjf, shortest, shortest-gpu, shortest-expected, gittins: re-deal the whole cluster in sorted order at each event.
+
+    The list of live jobs is sorted in place and stably, so ties keep the order of the last event. `gittins` also wakes at
+    its quantum; quirk 1: it adds the absolute time to the next quantum, so after a few events it never wakes again.
+    """
+    n = len(jobs.gpus)
+    key = np.zeros(n)
+    earlier = -jobs.submit.astype(np.float64)
+    wanted = np.zeros(n, np.bool_)
+    live = np.empty(n, np.int64)
+    ending = np.empty(n, np.int64)
+    kept_ending = np.empty(n, np.int64)
+    n_live = n_ending = n_kept = arrived = 0
+    next_end = _NEVER
+    quantum = GITTINS_DELTA if order == _BY_INDEX else _NEVER
+    newest = -1
+
+    while arrived < n or next_end != _NEVER:
+        next_arrival = jobs.submit[arrived] if arrived < n else _NEVER
+        if next_arrival == next_end:  # quirk 14: the arrival remembers these, even if the quantum comes first
+            kept_ending[:n_ending] = ending[:n_ending]
+            n_kept = n_ending
+        now = min(next_arrival, next_end)
+        if now > quantum:
+            now = quantum
+        elif next_arrival == now:
+            for i in range(n_kept):
+                _give_back(nodes, kept_ending[i], jobs.gpus[kept_ending[i]])
+                log = _complete(jobs, kept_ending[i], now, log)
+            n_kept = 0
+        else:
+            for i in range(n_ending):
+                _give_back(nodes, ending[i], jobs.gpus[ending[i]])
+                log = _complete(jobs, ending[i], now, log)
+        n_live = _without_finished(jobs, live, n_live)
+        while arrived < n and jobs.submit[arrived] == now:
+            live[n_live] = newest = arrived
+            jobs.checked[newest] = now
+            n_live += 1
+            arrived += 1
+            if order == _BY_EXPECTED:
+                key[newest] = _lookup(samples, table, 0)
+
+        for i in range(n_live):
+            job = live[i]
+            if jobs.running[job]:
+                jobs.executed[job] += now - jobs.checked[job]
+                if order == _BY_EXPECTED:  # the release writes to the job that arrived last, whichever job this is
+                    key[newest] = _lookup(samples, table, jobs.executed[job])
+            jobs.checked[job] = now
+            if order == _BY_GPUS:
+                key[job] = jobs.gpus[job]
+            elif order == _BY_TIME:
+                key[job] = jobs.duration[job] - jobs.executed[job]
+            elif order == _BY_GPU_TIME:
+                key[job] = (jobs.duration[job] - jobs.executed[job]) * jobs.gpus[job]
+            elif order == _BY_INDEX:  # quirk 1: a waiting job's GPUs are forgotten
+                by_gpu = corrected or jobs.running[job]
+                key[job] = _lookup(samples, table, jobs.executed[job] * (jobs.gpus[job] if by_gpu else 1))
+        if order == _BY_INDEX and corrected:
+            _sort_stably(live, n_live, earlier, True)
+            _sort_stably(live, n_live, key, True)
+        else:  # quirk 1: the lowest index, the worst, comes first
+            _sort_stably(live, n_live, key, False)
+
+        _empty(nodes, total_gpus, reset_memory)
+        for i in range(n_live):
+            wanted[live[i]] = _take(nodes, live[i], jobs.gpus[live[i]])
+        log = _switch(jobs, wanted, live, n_live, now, log)
+        next_end, n_ending = _next_completions(jobs, live, n_live, now, ending)
+        if order == _BY_INDEX:
+            quantum += now
+    return log
+
+
+@njit(cache=True)
+def _run_queues(
+    jobs: _Jobs,
+    limits: Ints,
+    gpu_time: bool,
+    knob: float,
+    gittins: bool,
+    exact: bool,
+    samples: Ints,
+    table: Floats,
+    group: Ints,
+    group_gpus: Ints,
+    budget: Ints,
+    reserve_every: int,
+    log: Ints,
+) -> tuple[Ints, bool]:
+    """dlas*: queues by attained service, each dealt out in order; multi-dlas-gpu: one such set per GPU count.
+
+    `group` says which set a job belongs to, `budget` how many GPUs the set may use; dlas* have one set that owns all.
+    Quirk 2: unless `exact`, the instant of the next demotion is the floor of (limit - time) / GPUs, which is late. A job
+    goes down one queue per event. Quirk 6: GPUs are counted, never placed. Returns false instead of looping forever.
+    """
+    n, n_groups, n_queues = len(jobs.gpus), len(budget), len(limits) + 1
+    total_gpus = budget.sum() if reserve_every == 0 else budget[0]
+    if reserve_every > 0:
+        budget[:] = 0  # quirk 9: nobody owns a GPU before the first division
+    free = budget.copy()
+    earlier = -jobs.submit.astype(np.float64)
+    rank = np.zeros(n)
+    age = np.zeros(n, np.int64)  # executed since the last promotion
+    waited = np.zeros(n, np.int64)  # waited since the first start or the last promotion
+    level = np.zeros(n, np.int64)
+    wanted = np.zeros(n, np.bool_)
+    queue = np.empty((n_groups * n_queues, n), np.int64)
+    length = np.zeros(n_groups * n_queues, np.int64)
+    live = np.empty(n, np.int64)
+    scratch = np.empty(n, np.int64)
+    ending = np.empty(n, np.int64)
+    kept_ending = np.empty(n, np.int64)
+    n_live = n_ending = n_kept = arrived = 0
+    next_end = next_jump = _NEVER
+    next_reserve = reserve_every if reserve_every > 0 else _NEVER
+    latest, standstill = np.int64(-1), 0
+
+    while arrived < n or next_end != _NEVER:
+        next_arrival = jobs.submit[arrived] if arrived < n else _NEVER
+        if next_arrival == next_end:  # quirk 14: the arrival remembers these, even if a jump comes first
+            kept_ending[:n_ending] = ending[:n_ending]
+            n_kept = n_ending
+        now = min(next_arrival, next_end)
+        handle = True
+        if now > next_jump:
+            now = next_jump
+            handle = False
+        if now > next_reserve:
+            now = next_reserve
+            handle = False
+            next_reserve += reserve_every
+            _divide(total_gpus, group_gpus, budget, free, _demands(jobs, group, group_gpus, live, n_live))
+        standstill = 0 if now > latest else standstill + 1
+        latest = max(now, latest)
+        if standstill > n * n_queues + 2:
+            return log, False
+
+        if handle:
+            n_done = n_kept if next_arrival == now else n_ending
+            done = kept_ending if next_arrival == now else ending
+            for i in range(n_done):
+                job = done[i]
+                free[group[job]] += jobs.gpus[job]
+                row = group[job] * n_queues + level[job]
+                length[row] = _without(queue[row], length[row], job)
+                log = _complete(jobs, job, now, log)
+            n_live = _without_finished(jobs, live, n_live)
+            if next_arrival == now:
+                n_kept = 0
+                while arrived < n and jobs.submit[arrived] == now:
+                    live[n_live] = arrived
+                    jobs.checked[arrived] = now
+                    row = group[arrived] * n_queues
+                    queue[row, length[row]] = arrived
+                    length[row] += 1
+                    n_live += 1
+                    arrived += 1
+
+        # Age the jobs in order of arrival; the order in which they join a queue is the order inside it.
+        for i in range(n_live):
+            job = live[i]
+            passed = now - jobs.checked[job]
+            jobs.checked[job] = now
+            target = level[job]
+            if jobs.running[job]:
+                jobs.executed[job] += passed
+                age[job] += passed
+                service = age[job] * jobs.gpus[job] if gpu_time else age[job]
+                if level[job] < n_queues - 1 and service >= limits[level[job]]:
+                    target = level[job] + 1
+                    jobs.demotions[job] += 1
+                    log = _note(log, now, job, _DEMOTE)
+            else:
+                if age[job] > 0:
+                    waited[job] += passed
+                if knob > 0 and level[job] > 0 and age[job] > 0 and waited[job] >= int(age[job] * knob):
+                    age[job] = waited[job] = target = 0
+                    jobs.promotions[job] += 1
+                    log = _note(log, now, job, _PROMOTE)
+            if target != level[job]:
+                row = group[job] * n_queues + level[job]
+                length[row] = _without(queue[row], length[row], job)
+                level[job] = target
+                row = group[job] * n_queues + target
+                queue[row, length[row]] = job
+                length[row] += 1
+            if gittins:
+                rank[job] = _lookup(samples, table, age[job] * jobs.gpus[job] if gpu_time else age[job])
+
+        for g in range(n_groups):
+            free[g] = budget[g]
+            for row in range(g * n_queues, (g + 1) * n_queues):
+                members = queue[row]
+                if gittins:
+                    _sort_stably(members, length[row], earlier, True)
+                    _sort_stably(members, length[row], rank, True)
+                for i in range(length[row]):
+                    job = members[i]
+                    wanted[job] = jobs.gpus[job] <= free[g]
+                    if wanted[job]:
+                        free[g] -= jobs.gpus[job]
+        log = _switch(jobs, wanted, live, n_live, now, log)
+        for row in range(n_groups * n_queues):
+            _running_first(queue[row], length[row], jobs.running, scratch)
+
+        next_end, n_ending = _next_completions(jobs, live, n_live, now, ending)
+        next_jump = _NEVER
+        for i in range(n_live):
+            job = live[i]
+            if jobs.running[job]:
+                if level[job] < n_queues - 1:
+                    left = limits[level[job]] - age[job]
+                    if gpu_time and exact:
+                        left = -((age[job] * jobs.gpus[job] - limits[level[job]]) // jobs.gpus[job])
+                    elif gpu_time:
+                        left = left // jobs.gpus[job]
+                    next_jump = min(next_jump, now + left)
+            elif knob > 0 and level[job] > 0 and age[job] > 0:
+                left = int(age[job] * knob - waited[job])
+                if left > 0:
+                    next_jump = min(next_jump, now + left)
+    return log, True
+
+
+@njit(cache=True)
+def _running_first(members: Ints, size: int, running: NDArray[np.bool_], scratch: Ints) -> None:
+    """Running jobs to the front of their queue, both halves in their old order: FIFO by start."""
+    front = back = 0
+    for i in range(size):
+        job = members[i]
+        if running[job]:
+            members[front] = job
+            front += 1
+        else:
+            scratch[back] = job
+            back += 1
+    members[front:size] = scratch[:back]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# multi-dlas-gpu: dividing the GPUs among the sizes
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _demands(jobs: _Jobs, group: Ints, group_gpus: Ints, live: Ints, size: int) -> Ints:
+    demands = np.zeros(len(group_gpus), np.int64)
+    for i in range(size):
+        demands[group[live[i]]] += jobs.gpus[live[i]]
+    return demands
+
+
+@njit(cache=True)
+def _hundredths(part: int, whole: int) -> int:
+    """round(part / whole, 2) * 100 as Python 2 rounds: on the binary value of the quotient, exact halves up."""
+    ratio = part / whole
+    scaled = ratio * 100.0
+    low = int(math.floor(scaled))
+    rest = scaled - low
+    if rest != 0.5:
+        return low + 1 if rest > 0.5 else low
+    # The product may have been rounded onto the half: compare ratio * 200 with an odd number in integers.
+    mantissa, exponent = math.frexp(ratio)
+    exact = int(mantissa * 2.0**53) * 200
+    return low + 1 if exact >= (2 * low + 1) << (53 - exponent) else low
+
+
+@njit(cache=True)
+def _divide(total_gpus: int, group_gpus: Ints, budget: Ints, free: Ints, demands: Ints) -> None:
+    """Every 600 s: each size gets its share of the demand, what is left goes round from the smallest size up.
+
+    Quirk 9: shares are floored to whole jobs and nobody gives up GPUs in use, so a size may never be served.
+    """
+    if demands.sum() == 0:
+        return
+    used = budget - free
+    share = np.zeros(len(budget), np.int64)
+    spare = total_gpus - used.sum()
+    for g in np.argsort(demands, kind="mergesort"):
+        if demands[g] > 0:
+            wish = int(math.floor(_hundredths(demands[g], demands.sum()) / 100.0 * total_gpus / group_gpus[g]))
+            extra = max(0, min(wish * group_gpus[g], demands[g]) - used[g])
+            if extra > spare:
+                extra = spare // group_gpus[g] * group_gpus[g]
+            share[g] = used[g] + extra
+            spare -= extra
+    given = True
+    while spare > 0 and given:
+        given = False
+        for g in np.argsort(group_gpus, kind="mergesort"):
+            if spare > 0 and demands[g] > share[g] and spare >= group_gpus[g]:
+                spare -= group_gpus[g]
+                share[g] += group_gpus[g]
+                given = True
+    free[:] = share - used
+    budget[:] = share
+
+
+def python2_dict_order(keys: Sequence[int], capacity: int = 8) -> list[int]:
+    """The order in which Python 2.7 iterates over a dict of these small positive integers, inserted in this order.
+
+    The release walks such dicts; with equal demands the order decides which GPU count is served first.
+    """
+    slots: list[int | None] = [None] * capacity
+    for used, key in enumerate(keys, start=1):
+        _dict_insert(slots, key)
+        if 3 * used >= 2 * len(slots):
+            capacity = 8
+            while capacity <= 4 * used:
+                capacity *= 2
+            old, slots = slots, [None] * capacity
+            for entry in old:
+                if entry is not None:
+                    _dict_insert(slots, entry)
+    return [key for key in slots if key is not None]
+
+
+def _dict_insert(slots: list[int | None], key: int) -> None:
+    mask, probe, perturb = len(slots) - 1, key, key
+    while slots[probe & mask] is not None:
+        probe = 5 * probe + perturb + 1
+        perturb >>= 5
+    slots[probe & mask] = key
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The door
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def run_released(
+    gpus: Ints,
+    submit_s: Ints,
+    duration_s: Ints,
+    *,
+    shape: ClusterShape,
+    placement: str = "count",
+    schedule: str = "dlas-gpu",
+    variant: str = "as-released",
+    queue_limits: Sequence[int] = QUEUE_LIMITS,
+    samples: Ints | None = None,
+) -> ReleasedRun:
+    """Run one trace as the released simulator does; whole seconds and whole GPUs, rows in file order.
+
+    `variant` undoes defects: `memfix` the memory leak (quirk 4), `gittins-distfix` the crash of `gittins` (quirk 1),
+    `corrected` both and the exact demotion, index and order of quirks 1, 2, 3 and 8. `queue_limits` applies to dlas*.
+    """
+    _check_names(placement, schedule, variant)
+    columns = [np.ascontiguousarray(column, dtype=np.int64) for column in (gpus, submit_s, duration_s)]
+    _check_columns(*columns)
+    limits = _checked_limits(queue_limits)
+    known = _checked_samples(released_samples() if samples is None else samples)
+
+    order = np.argsort(columns[1], kind="stable")
+    jobs = _fresh_jobs(*(column[order] for column in columns))
+    log = np.zeros((max(64, 8 * len(order)), 3), dtype=np.int64)
+    log = _dispatch(jobs, columns[0], shape, placement, schedule, variant, limits, known, log)
+    return _in_trace_order(jobs, order, log)
+
+
+def _dispatch(
+    jobs: _Jobs,
+    gpus_in_file_order: Ints,
+    shape: ClusterShape,
+    placement: str,
+    schedule: str,
+    variant: str,
+    limits: Ints,
+    samples: Ints,
+    log: Ints,
+) -> Ints:
+    """Choose the loop and its flags for a schedule."""
+    corrected = variant == "corrected"
+    nothing = np.zeros(len(samples) + 1)
+    in_order = {"fifo": _FIFO, "fjf": _FJF, "lpjf": _LPJF}
+    if schedule in in_order:
+        return _run_in_order(jobs, _fresh_nodes(jobs.gpus, shape, placement), in_order[schedule], log)
+
+    sorted_by = {
+        "sjf": _BY_GPUS,
+        "shortest": _BY_TIME,
+        "shortest-gpu": _BY_GPU_TIME,
+        "shortest-expected": _BY_EXPECTED,
+        "gittins": _BY_INDEX,
+    }
+    if schedule in sorted_by:
+        by = sorted_by[schedule]
+        table = nothing
+        if by == _BY_EXPECTED:
+            table = _expected_totals(samples)
+        elif by == _BY_INDEX:
+            table = released_gittins_table(samples, corrected=corrected)
+            placement = "count"  # quirk 6
+        nodes = _fresh_nodes(jobs.gpus, shape, placement)
+        reset_memory = variant in ("memfix", "corrected")
+        return _run_sorted(jobs, nodes, shape.gpus, by, reset_memory, corrected, samples, table, log)
+
+    gittins = schedule == "dlas-gpu-gittins" or (corrected and schedule.startswith("dlas-gpu-gittins"))  # quirk 8
+    table = released_gittins_table(samples, corrected=corrected) if gittins else nothing
+    knob = KNOBS.get(schedule.rpartition("-")[2], 0.0)
+    group, group_gpus = np.zeros(len(jobs.gpus), dtype=np.int64), np.zeros(1, dtype=np.int64)
+    reserve_every = 0
+    if schedule == "multi-dlas-gpu":
+        sizes = python2_dict_order(list(dict.fromkeys(gpus_in_file_order.tolist())))
+        group = np.array([sizes.index(size) for size in jobs.gpus.tolist()], dtype=np.int64)
+        group_gpus = np.array(sizes, dtype=np.int64)
+        limits = np.array(MULTI_QUEUE_LIMITS, dtype=np.int64)
+        reserve_every = MULTI_RESERVE_EVERY_S
+    budget = np.full(len(group_gpus), shape.gpus, dtype=np.int64)
+    log, ended = _run_queues(
+        jobs,
+        limits,
+        schedule != "dlas",
+        knob,
+        gittins,
+        corrected,
+        samples,
+        table,
+        group,
+        group_gpus,
+        budget,
+        reserve_every,
+        log,
+    )
+    if not ended:
+        raise UserError(
+            f"the released simulator never ends on this trace under '{schedule}': it waits forever at one instant",
+            hint="A job asks for more GPUs than a queue limit has seconds. Use larger queue limits, or tiresias-l.",
+        )
+    return log
+
+
+def _fresh_jobs(gpus: Ints, submit: Ints, duration: Ints) -> _Jobs:
+    n = len(gpus)
+
+    def column(value: int) -> Ints:
+        return np.full(n, value, dtype=np.int64)
+
+    running = np.zeros(n, dtype=np.bool_)
+    return _Jobs(
+        gpus, submit, duration, running, column(0), column(0), column(-1), column(-1), column(0), column(0), column(0)
+    )
+
+
+def _fresh_nodes(gpus: Ints, shape: ClusterShape, placement: str) -> _Nodes:
+    by_node = placement == "yarn"
+    nodes = shape.nodes if by_node else 1
+    slots = np.zeros(len(gpus) + 1, dtype=np.int64)
+    if by_node:
+        slots[1:] = np.cumsum(np.minimum(-(-gpus // shape.gpus_per_node), shape.nodes_per_switch + 1))
+    return _Nodes(
+        by_node=by_node,
+        nodes_per_switch=shape.nodes_per_switch,
+        gpus_per_node=shape.gpus_per_node,
+        cpus_per_node=shape.cpus_per_node,
+        mem_per_node=shape.mem_per_node,
+        free_gpus=np.full(nodes, shape.gpus_per_node if by_node else shape.gpus, dtype=np.int64),
+        free_cpus=np.full(nodes, shape.cpus_per_node, dtype=np.int64),
+        free_mem=np.full(nodes, float(shape.mem_per_node)),
+        slot=slots,
+        count=np.zeros(len(gpus), dtype=np.int64),
+        held=np.zeros(int(slots[-1]), dtype=np.int64),
+    )
+
+
+def _in_trace_order(jobs: _Jobs, order: NDArray[np.intp], log: Ints) -> ReleasedRun:
+    def back(column: Ints) -> Ints:
+        restored = np.empty_like(column)
+        restored[order] = column
+        return restored
+
+    events = log[1 : int(log[0, 0]) + 1]
+    finish = back(jobs.finish)
+    return ReleasedRun(
+        first_start_s=back(jobs.first_start),
+        finish_s=finish,
+        executed_s=back(jobs.executed),
+        preemptions=back(jobs.preemptions),
+        promotions=back(jobs.promotions),
+        demotions=back(jobs.demotions),
+        event_time_s=events[:, 0].copy(),
+        event_job=order[events[:, 1]].astype(np.int64),
+        event_kind=events[:, 2].copy(),
+        stuck=tuple(int(row) for row in np.flatnonzero(finish < 0)),
+    )
+
+
+def _check_names(placement: str, schedule: str, variant: str) -> None:
+    if placement in ("random", "crandom"):
+        raise UserError(
+            f"the released simulator crashes at the first completion with placement '{placement}'",
+            hint=f"Use one of: {', '.join(PLACEMENTS)}.",
+        )
+    for kind, word, valid in (
+        ("placement", placement, PLACEMENTS),
+        ("schedule", schedule, SCHEDULES),
+        ("variant", variant, VARIANTS),
+    ):
+        if word not in valid:
+            raise UserError(f"the released simulator has no {kind} '{word}'", hint=nearest(word, valid))
+    if schedule == "multi-dlas-gpu" and placement != "count":
+        raise UserError("the released 'multi-dlas-gpu' runs with placement 'count' only", hint="Use placement=count.")
+    if schedule == "gittins" and variant in ("as-released", "memfix"):
+        raise UserError(
+            "the released simulator crashes under 'gittins': it never stores the service distribution",
+            hint="Use variant=gittins-distfix, which stores it, or variant=corrected.",
+        )
+
+
+def _check_columns(gpus: Ints, submit: Ints, duration: Ints) -> None:
+    if not len(gpus) == len(submit) == len(duration):
+        raise UserError(
+            f"columns differ in length: {len(gpus)} GPU counts, {len(submit)} submit times, {len(duration)} durations",
+            hint="Give one value per job in each column.",
+        )
+    for name, column, least in (("GPU count", gpus, 1), ("submit time", submit, 0), ("duration", duration, 0)):
+        bad = np.flatnonzero(column < least)
+        if len(bad):
+            raise UserError(
+                f"row {bad[0]}: {name} {column[bad[0]]} is below {least}",
+                hint="The released simulator reads whole, non-negative numbers.",
+            )
+
+
+def _checked_limits(queue_limits: Sequence[int]) -> Ints:
+    limits = np.array(list(queue_limits), dtype=np.int64)
+    if len(limits) == 0 or limits[0] < 1 or bool(np.any(np.diff(limits) <= 0)):
+        raise UserError(
+            f"queue limits {tuple(queue_limits)} do not rise from above zero",
+            hint="Give one limit per queue but the last, for example 3250,7200.",
+        )
+    return limits
+
+
+def _checked_samples(samples: Any) -> Ints:
+    known = np.sort(np.asarray(samples, dtype=np.int64))
+    if len(known) < 2 or known[0] < 1:
+        raise UserError(
+            "the service distribution needs at least two samples, all of one GPU-second or more",
+            hint="Leave it out to use the release's own 1001 samples.",
+        )
+    return known
