@@ -1,0 +1,254 @@
+"""Where a gang sits: one compiled function per strategy, and `place`, which calls the one chosen.
+
+Each strategy takes GPUs of one node kind (a gang trains on one type of GPU), writes them to `out` and says whether the
+gang was placed; a gang that is refused leaves the machine untouched. Given the same machine they choose the same GPUs.
+References: Tiresias (NSDI'19) section 3.4 for `skew`; the authors' simulator for `count` and `yarn`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from thebes.model.machine import NONE, ZERO, Machine, next_node, take
+
+ONE = np.int64(1)
+LENIENT, STRICT = np.bool_(False), np.bool_(True)
+COUNT, YARN, CONSOLIDATE, RELAXED, SKEW, RANDOM = range(6)
+
+
+class Strategy(NamedTuple):
+    """A placement with its parameters, in the form that compiled code takes."""
+
+    code: int
+    pack_limit: NDArray[np.float64]  # one cell: `skew` may learn it while it runs
+    seed: int
+
+
+@njit(cache=True)
+def place(
+    m: Machine, s: Strategy, job: int, attempt: int, kind: int, gpus: int, skew: float, out: NDArray[np.int64]
+) -> bool:
+    """Try to give `gpus` GPUs of `kind` to `job`; on success `out` is sorted."""
+    if m.kinds[kind].free < gpus:
+        return False
+    if s.code == COUNT:
+        placed = _first_free(m, job, kind, gpus, out)
+    elif s.code == YARN:
+        placed = _under_one_switch(m, job, kind, gpus, out)
+    elif s.code == CONSOLIDATE:
+        placed = _fewest_nodes(m, job, kind, gpus, out, LENIENT)
+    elif s.code == SKEW:
+        if skew > s.pack_limit[0]:
+            placed = _fewest_nodes(m, job, kind, gpus, out, STRICT)
+        else:
+            placed = _fill_fragments(m, job, kind, gpus, out)
+    elif s.code == RELAXED:
+        placed = _fill_fragments(m, job, kind, gpus, out)
+    else:
+        placed = _random(m, s.seed, job, attempt, kind, gpus, out)
+    if placed:
+        _sort(out[:gpus])
+    return placed
+
+
+@njit(cache=True)
+def _sort(values: NDArray[np.int64]) -> None:
+    """Insertion sort: strategies write nearly sorted runs, and most gangs are small."""
+    for i in range(1, values.size):
+        value, j = values[i], i - 1
+        while j >= 0 and values[j] > value:
+            values[j + 1] = values[j]
+            j -= 1
+        values[j + 1] = value
+
+
+@njit(cache=True)
+def _first_free(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
+    """`count`: GPUs are interchangeable; the lowest-numbered free ones are taken."""
+    at, start = ZERO, ZERO
+    while at < gpus:
+        node = NONE
+        for level in range(1, m.kinds[kind].gpus_per_node + 1):
+            candidate = next_node(m, kind, level, start)
+            if candidate >= 0 and (node < 0 or candidate < node):
+                node = candidate
+        at = take(m, job, node, min(gpus - at, m.nodes[node].free), out, at)
+        start = node + 1
+    return True
+
+
+@njit(cache=True)
+def _under_one_switch(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
+    """`yarn`: first fit on one node, or whole idle nodes plus one for the rest under the first switch that has them; else wait."""
+    size = m.kinds[kind].gpus_per_node
+    if gpus <= size:
+        node = NONE
+        for level in range(gpus, size + 1):
+            candidate = next_node(m, kind, level, ZERO)
+            if candidate >= 0 and (node < 0 or candidate < node):
+                node = candidate
+        if node < 0:
+            return False
+        take(m, job, node, gpus, out, ZERO)
+        return True
+    whole, rest = gpus // size, gpus % size
+    for rack in range(m.rack_free.shape[0]):
+        idle = m.rack_level[rack, kind, size]
+        roomy = 0
+        for level in range(max(rest, 1), size + 1):
+            roomy += m.rack_level[rack, kind, level]
+        if idle < whole or (rest > 0 and roomy < whole + 1):
+            continue
+        at, node = ZERO, ZERO
+        for _ in range(whole):
+            node = _next_in_rack(m, kind, size, rack, node)
+            at = take(m, job, node, size, out, at)
+        if rest > 0:
+            chosen = NONE
+            for level in range(rest, size + 1):
+                candidate = _next_in_rack(m, kind, level, rack, ZERO)
+                if candidate >= 0 and (chosen < 0 or candidate < chosen):
+                    chosen = candidate
+            take(m, job, chosen, rest, out, at)
+        return True
+    return False
+
+
+@njit(cache=True)
+def _next_in_rack(m: Machine, kind: int, level: int, rack: int, start: int) -> int:
+    node = next_node(m, kind, level, start)
+    while node >= 0 and m.nodes[node].rack != rack:
+        node = next_node(m, kind, level, node + 1)
+    return node
+
+
+@njit(cache=True)
+def _fewest_nodes(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64], strict: bool) -> bool:
+    """`consolidate`: the fewest nodes that can hold the gang now, best fit; in one rack where that costs no node more.
+
+    Strict: refuse unless the gang fits on as few nodes as on an idle cluster.
+    """
+    size = m.kinds[kind].gpus_per_node
+    for level in range(gpus, size + 1):
+        if m.level_nodes[kind, level] > 0:
+            take(m, job, next_node(m, kind, level, ZERO), gpus, out, ZERO)
+            return True
+    needed = _nodes_needed(m.level_nodes[kind], gpus, size)
+    if strict and needed > -(-gpus // size):
+        return False
+    rack = NONE
+    if m.rack_free.shape[0] > 1:
+        for candidate in range(m.rack_free.shape[0]):
+            free = m.rack_free[candidate, kind]
+            fits = free >= gpus and _nodes_needed(m.rack_level[candidate, kind], gpus, size) == needed
+            if fits and (rack < 0 or free < m.rack_free[rack, kind]):
+                rack = candidate
+    at = ZERO
+    while at < gpus:
+        rest = gpus - at
+        node = _fullest_that_holds(m, kind, rest, size, rack)
+        if node < 0:
+            node = _emptiest(m, kind, size, rack)
+        at = take(m, job, node, min(rest, m.nodes[node].free), out, at)
+    return True
+
+
+@njit(cache=True)
+def _nodes_needed(level_nodes: NDArray[np.int64], gpus: int, size: int) -> int:
+    """Nodes that `gpus` GPUs take when the emptiest nodes are used first."""
+    needed, rest = 0, gpus
+    for level in range(size, 0, -1):
+        use = min(level_nodes[level], -(-rest // level))
+        needed += use
+        rest -= use * level
+        if rest <= 0:
+            return needed
+    return needed
+
+
+@njit(cache=True)
+def _pick(m: Machine, kind: int, level: int, rack: int) -> int:
+    if rack < 0:
+        return next_node(m, kind, level, ZERO) if m.level_nodes[kind, level] > 0 else NONE
+    return _next_in_rack(m, kind, level, rack, ZERO) if m.rack_level[rack, kind, level] > 0 else NONE
+
+
+@njit(cache=True)
+def _fullest_that_holds(m: Machine, kind: int, gpus: int, size: int, rack: int) -> int:
+    for level in range(gpus, size + 1):
+        node = _pick(m, kind, level, rack)
+        if node >= 0:
+            return node
+    return NONE
+
+
+@njit(cache=True)
+def _emptiest(m: Machine, kind: int, size: int, rack: int) -> int:
+    for level in range(size, 0, -1):
+        node = _pick(m, kind, level, rack)
+        if node >= 0:
+            return node
+    return NONE
+
+
+@njit(cache=True)
+def _fill_fragments(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
+    """`relaxed`: anywhere, using up the smallest fragments first so that whole nodes stay whole for others."""
+    size = m.kinds[kind].gpus_per_node
+    at, level = ZERO, ONE
+    while at < gpus:
+        rest = gpus - at
+        if rest <= size and m.level_nodes[kind, rest] > 0:  # an exact fit ends it without a new fragment
+            at = take(m, job, next_node(m, kind, rest, ZERO), rest, out, at)
+            continue
+        while level < min(rest, size) and m.level_nodes[kind, level] == 0:
+            level += 1
+        node = next_node(m, kind, level, ZERO) if level < rest else NONE
+        if node < 0:
+            node = _fullest_that_holds(m, kind, rest, size, NONE)
+        at = take(m, job, node, min(rest, m.nodes[node].free), out, at)
+    return True
+
+
+@njit(cache=True)
+def _mix(x: np.uint64) -> np.uint64:
+    """SplitMix64: a random number that depends only on its argument, so that placement stays a pure function."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(cache=True)
+def _random(m: Machine, seed: int, job: int, attempt: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
+    """`random`: each GPU from a random node, scanning on to the next node with a free one."""
+    nodes = m.nodes.size
+    state = _mix(np.uint64(seed) ^ _mix(np.uint64(job) ^ _mix(np.uint64(attempt))))
+    for at in range(gpus):
+        state = _mix(state)
+        node = np.int64(state % np.uint64(nodes))
+        while m.nodes[node].node_kind != kind or m.nodes[node].free == 0:
+            node = (node + 1) % nodes
+        take(m, job, node, ONE, out, at)
+    return True
+
+
+@njit(cache=True)
+def max_gang(m: Machine, code: int, kind: int) -> int:
+    """The largest gang of this kind that the strategy can ever place, on an idle cluster."""
+    if code != YARN:
+        return m.kinds[kind].total
+    best = 0
+    for rack in range(m.rack_free.shape[0]):
+        total = 0
+        for node in range(m.nodes.size):
+            if m.nodes[node].rack == rack and m.nodes[node].node_kind == kind:
+                total += m.nodes[node].gpus
+        best = max(best, total)
+    return best
+
+
