@@ -1,0 +1,55 @@
+"""Writing what a report makes, and saying what a user can do where that is not possible."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from thebes.model.errors import UserError
+
+INSTALL_HINT = "Install it with: pip install 'thebes[report]'"
+
+
+def load(module: str, *, needed_for: str) -> ModuleType:
+    """A library of the `report` extra, loaded at the moment it is needed."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0].capitalize()
+        raise UserError(f"{needed_for} needs {name}, which is not installed.", hint=INSTALL_HINT) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as UTF-8 with line feeds; folders on the way are made."""
+    if path.is_dir():
+        raise UserError(
+            f"cannot write {path}: it is a folder.", hint=f"Give a file name, for example {path / 'report.html'}"
+        )
+    make_folder(path.parent)
+    try:
+        path.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UserError(
+            f"cannot make the folder {path}: a file has that name.", hint="Choose another folder."
+        ) from error
+    except NotADirectoryError as error:
+        raise UserError(
+            f"cannot make the folder {path}: a part of the path is a file.", hint="Choose another folder."
+        ) from error
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> UserError:
+    """What the system said about a path that cannot be written."""
+    reason = (error.strerror or "unknown error").lower()
+    return UserError(f"cannot write {path}: {reason}.", hint="Choose a place that you may write to and that has room.")
