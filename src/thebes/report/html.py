@@ -1,8 +1,8 @@
 """The report: one HTML file that holds everything it shows (plotly.js included) and asks the network for nothing.
 
-The page is built from the results alone, with no clock and no random ids: equal results make equal bytes. `page.css` and
-`page.js` beside this file are its looks and its behaviour; `charts` makes what it draws. All text from outside (names of
-traces, policies, jobs, notes) is escaped.
+The page is built from the results alone, with no clock and no random ids: equal results make equal bytes. `page.css`
+and `page.js` beside this file are its looks and its behaviour; `charts` makes what it draws. All text from outside
+(names of traces, policies and jobs, notes, parameters) is escaped.
 """
 
 from __future__ import annotations
@@ -146,15 +146,11 @@ def _finding(results: Sequence[Result], names: Sequence[str]) -> str:
             f"<strong>{units.share(_number(only, 'gpu_utilization'))}</strong> of the time."
         )
     best = min(known, key=lambda i: known[i])
-    words = (
-        f"<strong>{escape(names[best])}</strong> completes jobs soonest, in {units.duration(known[best])} on average"
-    )
-    if best != 0 and averages[0]:
-        words += f": <strong>{units.ratio(averages[0], known[best])}</strong> sooner than {escape(names[0])}"
-    elif best == 0:
-        runner_up = min((i for i in known if i != 0), key=lambda i: known[i], default=None)
-        if runner_up is not None:
-            words += f", ahead of {escape(names[runner_up])} at {units.duration(known[runner_up])}"
+    words = f"<strong>{escape(names[best])}</strong> completes jobs soonest: {units.duration(known[best])} on average"
+    other = 0 if best else min((i for i in known if i), key=lambda i: known[i], default=None)
+    if other in known:
+        words += f", against {units.duration(known[other])} under {escape(names[other])}"
+        words += f" (<strong>{units.ratio(known[other], known[best])}</strong>)"
     return words + "."
 
 
@@ -167,7 +163,7 @@ def _what_ran(results: Sequence[Result], names: Sequence[str]) -> str:
         ("Placement", _distinct(r.placement for r in results), ""),
         ("Speed of placed jobs", perf, ""),
         ("Versions", f"Thebes {_version('thebes')}", f"Polars {_version('polars')}, NumPy {_version('numpy')}"),
-        ("Job classes", f"small: at most {units.count(small)} GPUs", f"short: under {units.duration(short_s)}"),
+        ("Job classes", f"small: at most {units.count(small)} GPUs", f"short: under {units.count(short_s)} s"),
     ]
     cells = "".join(
         f"<div><dt>{escape(term)}</dt><dd>{escape(words)}{f'<small>{escape(more)}</small>' if more else ''}</dd></div>"
@@ -240,7 +236,7 @@ SUMMARY: tuple[tuple[str, str, Callable[[float | None], str], Callable[[Sequence
     ("Median<br>slowdown", "median_slowdown", units.times, min),
     ("Makespan", "makespan", units.duration, min),
     ("GPU<br>utilisation", "gpu_utilization", units.share, max),
-    ("Preemp-<br>tions", "preemptions", units.count, None),
+    ("Preemptions", "preemptions", units.count, None),
 )
 
 
