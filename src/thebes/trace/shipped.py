@@ -1,0 +1,23 @@
+"""The small data files that ship with the package. Beside each lies a `.SOURCE.md` with its origin and licence."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import polars as pl
+
+
+def data_path(name: str) -> Path:
+    return Path(str(files("thebes"))) / "data" / name
+
+
+def sample_path() -> Path:
+    """The Philly sample of the demo: one virtual cluster, fit for 64 GPUs."""
+    return data_path("philly_sample.csv.gz")
+
+
+@cache
+def data_table(name: str) -> pl.DataFrame:
+    return pl.read_csv(data_path(name))
