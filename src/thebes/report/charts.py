@@ -124,7 +124,7 @@ def _distribution(
 ) -> tuple[list[Json], Json]:
     known = np.concatenate([v[np.isfinite(v) & (v > 0)] for v in values]) if values else np.empty(0)
     low = floor if floor is not None else float(known.min()) if len(known) else 1.0
-    ticks = units.log_ticks(np.maximum(known, low))
+    ticks = units.log_ticks(np.append(np.maximum(known, low), low))
     end = max(float(known.max()) if len(known) else 10.0, low * 10)
     data: list[Json] = []
     for i, (one, look, n) in enumerate(zip(values, styles, jobs, strict=True)):
@@ -237,7 +237,7 @@ def _bars(
     layout: Json = {
         "xaxis": {
             "visible": False,
-            "range": [0, largest * 1.42],
+            "range": [0, largest * 1.3],
             "fixedrange": True,
         },
         "yaxis": _run_axis(styles),
@@ -268,7 +268,9 @@ def _row_height(runs: int) -> int:
 
 
 def _pattern(look: Look) -> Json:
-    return {"shape": look.hatch, "fgcolor": "@paper", "size": 5, "solidity": 0.28} if look.hatch else {"shape": ""}
+    if not look.hatch:
+        return {"shape": ""}
+    return {"shape": look.hatch, "fillmode": "overlay", "fgcolor": "@paper", "fgopacity": 1, "size": 6, "solidity": 0.3}
 
 
 def utilisation_chart(results: Sequence[Result], styles: Sequence[Look]) -> Chart:
@@ -302,9 +304,9 @@ def queue_chart(results: Sequence[Result], styles: Sequence[Look]) -> Chart:
 
 
 def _round_up(value: float) -> float:
-    """The next number whose half is round too, for the top of an axis."""
+    """A round number that is not less, for the top of an axis."""
     power = 10.0 ** np.floor(np.log10(max(value, 1.0)))
-    return float(next(step * power for step in (1, 2, 4, 6, 8, 10) if step * power >= value))
+    return float(next(step * power for step in (1, 2, 3, 4, 5, 6, 8, 10) if step * power >= value))
 
 
 def _mean_share(curve: series.Steps) -> str:
@@ -350,7 +352,7 @@ def _rows_over_time(
         },
     }
     notes: list[Json] = []
-    ticks = [0.0, top / 2, top] if top > 1 else [0.0, top]
+    ticks = [0.0, top / 2, top] if (top / 2).is_integer() else [0.0, top]
     gap = 24 / (_rows_height(len(styles)) - 62)  # room for the names between rows, as a share of the plot
     row = (1 - gap * (len(styles) - 1)) / len(styles)
     for i, (curve, small, look) in enumerate(zip(curves, thinned, styles, strict=True)):
@@ -369,7 +371,6 @@ def _rows_over_time(
                 "type": "scatter",
                 "mode": "lines",
                 "name": look.label,
-                "meta": i,
                 "x": _numbers((small.edges - begin) / unit.seconds),
                 "y": _numbers(np.append(small.values, small.values[-1:])),
                 "yaxis": f"y{axis}",
@@ -395,7 +396,7 @@ def _rows_over_time(
             {**shared, "x": 1, "xanchor": "right", "text": say(curve), "font": {"size": 11, "color": "@muted"}}
         )
     layout["annotations"] = notes
-    told = f" Time-weighted means over {units.duration(width_s)}." if binned and width_s else ""
+    told = f" Time-weighted means in bins of {units.duration(width_s)}." if binned and width_s else ""
     return data, layout, told
 
 
@@ -434,6 +435,7 @@ def account_chart(results: Sequence[Result], styles: Sequence[Look]) -> Chart:
         )
     layout: Json = {
         "barmode": "stack",
+        "uniformtext": {"mode": "hide", "minsize": 10},
         "showlegend": False,
         "xaxis": {"title": {"text": name}, "rangemode": "tozero", "fixedrange": True},
         "yaxis": _run_axis(styles),
@@ -463,7 +465,7 @@ def gantt_charts(results: Sequence[Result], styles: Sequence[Look]) -> list[Char
 
 def _gantt(index: int, result: Result, look: Look, begin: float, end: float, unit: units.TimeUnit) -> Chart:
     jobs = result.jobs.height
-    row_px = 18 if jobs <= 20 else 9 if jobs <= 50 else 6
+    row_px = 16 if jobs <= 30 else 9 if jobs <= 50 else 6
     names = [short(name) for name in result.jobs["job_id"].to_list()]
     gpus = result.jobs["gpus"].to_list()
     strokes = {

@@ -145,13 +145,23 @@ def _finding(results: Sequence[Result], names: Sequence[str]) -> str:
             f"{units.duration(_number(only, 'avg_queue_delay'))} of it queueing; the GPUs do useful work "
             f"<strong>{units.share(_number(only, 'gpu_utilization'))}</strong> of the time."
         )
-    best = min(known, key=lambda i: known[i])
-    words = f"<strong>{escape(names[best])}</strong> completes jobs soonest: {units.duration(known[best])} on average"
-    other = 0 if best else min((i for i in known if i), key=lambda i: known[i], default=None)
-    if other in known:
-        words += f", against {units.duration(known[other])} under {escape(names[other])}"
-        words += f" (<strong>{units.ratio(known[other], known[best])}</strong>)"
-    return words + "."
+    lowest = min(known.values())
+    leaders = [i for i in known if known[i] == lowest]
+    others = [i for i in known if known[i] > lowest]
+    average = units.duration(lowest)
+    if not others:
+        return f"All policies complete jobs in <strong>{average}</strong> on average."
+    who = " and ".join(filter(None, (", ".join(_strong(names[i]) for i in leaders[:-1]), _strong(names[leaders[-1]]))))
+    other = 0 if 0 in others else min(others, key=lambda i: known[i])
+    return (
+        f"{who} {'completes' if len(leaders) == 1 else 'complete'} jobs soonest: {average} on average, against "
+        f"{units.duration(known[other])} under {escape(names[other])} "
+        f"(<strong>{units.ratio(known[other], lowest)}</strong>)."
+    )
+
+
+def _strong(name: str) -> str:
+    return f"<strong>{escape(name)}</strong>"
 
 
 def _what_ran(results: Sequence[Result], names: Sequence[str]) -> str:

@@ -41,7 +41,13 @@
     return quiet ? { ...trace, opacity: 0.13 } : trace;
   });
   const settings = { displayModeBar: false, responsive: true, showTips: false };
-  const draw = (chart) => Plotly.react("chart-" + chart.key, dataOf(chart), layoutOf(chart), settings);
+  let paper = false;
+  const draw = (chart) => {
+    const element = document.getElementById("chart-" + chart.key);
+    // On paper nothing resizes by itself: the width is said outright.
+    const size = paper ? { width: element.clientWidth, autosize: false } : { autosize: true };
+    return Plotly.react(element, dataOf(chart), { ...layoutOf(chart), ...size }, settings);
+  };
   const drawAll = () => drawn.forEach(draw);
   const single = (run) => {
     if (run === singled) return;
@@ -99,8 +105,14 @@
   const everything = () => { for (const id of byId.keys()) show(document.getElementById(id)); };
   addEventListener("beforeprint", () => {
     document.documentElement.dataset.theme = "light";
+    paper = true;
     everything();
     drawAll();
   });
-  addEventListener("afterprint", () => { delete document.documentElement.dataset.theme; drawAll(); });
+  addEventListener("afterprint", () => {
+    delete document.documentElement.dataset.theme;
+    paper = false;
+    drawAll();
+    for (const chart of drawn) Plotly.Plots.resize("chart-" + chart.key);
+  });
 })();

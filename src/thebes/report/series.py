@@ -92,7 +92,9 @@ def cumulative(values: Floats, *, of: int, floor: float = 0.0, points: int = MAX
         even = np.linspace(0, len(known) - 1, points // 2)
         tail = len(known) - np.geomspace(1, len(known), points // 2)
         ranks = np.unique(np.concatenate([even, tail]).round().astype(np.int64))
-    return np.maximum(known[ranks], floor), (ranks + 1) / of
+    at, reached = np.maximum(known[ranks], floor), (ranks + 1) / of
+    last_of_equal = np.append(at[1:] > at[:-1], True)  # equal values are one step, not a stair on the spot
+    return at[last_of_equal], reached[last_of_equal]
 
 
 def steps_of(timeline: pl.DataFrame, name: str, *, end_s: float | None = None) -> Steps:
