@@ -17,6 +17,8 @@ policies of `thebes.policy`. The quirks, by the numbers that the functions below
 14. a completion planned for the instant of an arrival happens then, even if the job was preempted in the meantime
 15. shortest-expected: what running jobs executed is booked on the job that arrived last
 16. fifo, fjf, lpjf: a job of zero seconds never ends
+
+The anchors confirm 1 to 9 and 15; 14 and 16 follow from reading the release and no anchor shows them.
 """
 
 from __future__ import annotations
@@ -562,6 +564,7 @@ def _run_sorted(
 
     The list of live jobs is sorted in place and stably, so ties keep the order of the last event. `gittins` also wakes
     one quantum after an event; quirk 1: as released the absolute time is added instead, and it soon wakes no more.
+    (No source says how the `corrected` anchors set this timer: one quantum after each event is what matches them all.)
     """
     n = len(jobs.gpus)
     key = np.zeros(n)
