@@ -78,7 +78,7 @@ def write_figures(results: Sequence[Result], directory: Path) -> list[Path]:
     names = [_plain(look.label) for look in looks]
     written: list[Path] = []
     with matplotlib.rc_context(STYLE):
-        for name, draw in _figures(results, looks, names).items():
+        for name, draw in figures_of(results, looks, names).items():
             figure = draw(figure_class)
             written += _save(figure, directory / name)
     return written
@@ -87,7 +87,7 @@ def write_figures(results: Sequence[Result], directory: Path) -> list[Path]:
 Draw = Callable[[type["Figure"]], "Figure"]
 
 
-def _figures(results: Sequence[Result], looks: Sequence[charts.Look], names: Sequence[str]) -> dict[str, Draw]:
+def figures_of(results: Sequence[Result], looks: Sequence[charts.Look], names: Sequence[str]) -> dict[str, Draw]:
     """What is drawn, by file name. Each figure is made when it is written, and freed then."""
     jct = [column(result.jobs, "jct_s") for result in results]
     delay = [column(result.jobs, "queue_delay_s") for result in results]

@@ -22,13 +22,12 @@ def load(module: str, *, needed_for: str) -> ModuleType:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file as UTF-8 with line feeds; folders on the way are made."""
-    if path.is_dir():
-        raise UserError(
-            f"cannot write {path}: it is a folder.", hint=f"Give a file name, for example {path / 'report.html'}"
-        )
     make_folder(path.parent)
     try:
         path.write_text(text, encoding="utf-8", newline="\n")
+    except IsADirectoryError as error:
+        hint = f"Give a file name, for example {path / 'report.html'}"
+        raise UserError(f"cannot write {path}: it is a folder.", hint=hint) from error
     except OSError as error:
         raise unwritable(path, error) from error
 
