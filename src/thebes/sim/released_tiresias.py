@@ -18,7 +18,7 @@ policies of `thebes.policy`. The quirks, by the numbers that the functions below
 15. shortest-expected: what running jobs executed is booked on the job that arrived last
 16. fifo, fjf, lpjf: a job of zero seconds never ends
 
-The anchors confirm 1 to 9 and 15; 14 and 16 follow from reading the release and no anchor shows them.
+The anchors confirm all but 16 (14 by one job of muri3 under dlas-gpu-1); 16 follows from reading the release.
 """
 
 from __future__ import annotations
