@@ -171,11 +171,12 @@ def class_charts(results: Sequence[Result], styles: Sequence[Look]) -> list[Char
     charts = []
     for figures in series.by_class(results):
         job_class = figures.job_class
+        jobs = "1 job" if figures.jobs == 1 else f"{units.count(figures.jobs)} jobs"
         charts.append(
             Chart(
                 f"class-{job_class.key}",
                 job_class.label,
-                f"{sizes[job_class.small]}, {lengths[job_class.short]}: {units.count(figures.jobs)} jobs",
+                f"{sizes[job_class.small]}, {lengths[job_class.short]}: {jobs}",
                 34 + _row_height(len(styles)) * len(styles),
                 *_bars(figures.mean_s, figures.median_s, styles),
             )
