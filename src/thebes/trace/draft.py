@@ -188,7 +188,7 @@ def _leave_out(frame: pl.DataFrame, notes: list[str], *, lenient: bool) -> pl.Da
     rules += [
         ("without a known run time", pl.col("duration").is_null()),
         ("that ran for 0 s", pl.col("duration") == 0.0),
-        ("that end before they start", pl.col("duration") < 0.0),
+        ("whose end precedes the start", pl.col("duration") < 0.0),
     ]
     for what, condition in rules:
         gone = frame.filter(condition)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from thebes.trace.draft import Draft, draft_of_table
 from thebes.trace.source import Source
-from thebes.trace.table import parse
+from thebes.trace.table import divided, parse
 
 COLUMNS = ("job_id", "num_gpu", "submit_time", "duration", "model_name", "iteration_time", "resource_time_0")
 CALLED = {"num_gpus": "num_gpu", "model": "model_name"}
@@ -19,8 +19,8 @@ def read(source: Source) -> Draft:
     table.require(COLUMNS, "a Muri trace")
     columns = {
         "job_id": table.text("job_id"),
-        "submit_time": table.number("submit_time") / 1000.0,
-        "duration": table.number("duration") / 1000.0,
+        "submit_time": divided(table.number("submit_time"), 1000.0),
+        "duration": divided(table.number("duration"), 1000.0),
         "num_gpus": table.number("num_gpu"),
         "model": table.text("model_name"),
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from thebes.trace.draft import Draft, count, draft_of_table
 from thebes.trace.source import Source
-from thebes.trace.table import parse
+from thebes.trace.table import divided, parse
 
 COLUMNS = ("name", "num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time")
 CALLED = {
@@ -26,7 +26,7 @@ CALLED = {
 def read(source: Source) -> Draft:
     table = parse(source)
     table.require(COLUMNS, "an openb pod list")
-    whole, share = table.number("num_gpu"), table.number("gpu_milli") / 1000.0
+    whole, share = table.number("num_gpu"), divided(table.number("gpu_milli"), 1000.0)
     created, scheduled = table.number("creation_time"), table.number("scheduled_time")
     waiting = scheduled.is_null()
     begun = scheduled.zip_with(~waiting, created)

@@ -17,7 +17,7 @@ import polars as pl
 
 from thebes.trace.draft import Draft, count, draft_of_table
 from thebes.trace.source import Source, open_source
-from thebes.trace.table import Table, parse
+from thebes.trace.table import Table, divided, parse
 
 TASK_COLUMNS = (
     "job_name",
@@ -60,7 +60,7 @@ def read(source: Source) -> Draft:
         "job_id": tasks.text("job_name") + "/" + tasks.text("task_name").fill_null("task"),
         "submit_time": start if submitted is None else submitted.zip_with(submitted.is_not_null(), start),
         "duration": tasks.number("end_time") - start,
-        "num_gpus": tasks.number("inst_num") * tasks.number("plan_gpu") / 100.0,
+        "num_gpus": divided(tasks.number("inst_num") * tasks.number("plan_gpu"), 100.0),
         "status": tasks.text("status"),
         "gpu_type": tasks.text("gpu_type"),
     }

@@ -71,7 +71,6 @@ def read(source: Source) -> Draft:
         derived=duration_column == "End",
         notes=tuple(notes),
     )
-    # Times are made relative; the absolute ones beside them would only confuse.
     return replace(draft, extras={_snake(name): cells for name, cells in draft.extras.items()})
 
 

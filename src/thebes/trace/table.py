@@ -17,7 +17,6 @@ import polars as pl
 from thebes.model.errors import UserError
 from thebes.trace.source import Source, refuse_huge_lines
 
-CLOSING = "__closing"
 # What tools write for "no value"; compared in lower case.
 BLANK_WORDS = ("", "none", "null", "nan", "nat", "n/a", "na", "unknown", "-")
 POLARS_FAILURES = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError)
@@ -91,7 +90,7 @@ class Table:
         """Calendar times as seconds since 1970; bare numbers are taken as such seconds; blank words are null."""
         cells = self.frame[name]
         if cells.dtype.is_temporal():
-            return cells.cast(pl.Datetime("us"), strict=False).dt.epoch("us") / 1e6
+            return divided(cells.cast(pl.Datetime("us"), strict=False).dt.epoch("us"), 1e6)
         text = self.text(name)
         text = text.set(text.str.to_lowercase().is_in(BLANK_WORDS).fill_null(False), None)
         seconds = epoch_seconds(text)
@@ -136,18 +135,19 @@ def parse(
         )
     # `sacct -p` closes every line, the header too, with a separator: a nameless last column, blank all the way.
     closed = not headless and len(columns) > 1 and source.first_line.endswith(mark)
+    places = [str(place) for place in range(len(columns) + closed)]
     try:
+        # With a plain header of our own, Polars neither guesses the width from the first row nor trips over odd names.
         frame = pl.read_csv(
-            io.BytesIO(body),
-            has_header=False,
-            schema=dict.fromkeys((*columns, *([CLOSING] if closed else [])), pl.String),
+            io.BytesIO(mark.join(places).encode() + b"\n" + body),
+            schema=dict.fromkeys(places, pl.String),
             separator=mark,
             quote_char='"' if quoted else None,
         )
     except POLARS_FAILURES:
         raise _ragged(source, len(columns), mark, quoted, headless) from None
-    if closed:
-        frame = frame.drop(CLOSING)
+    frame = frame.select(places[: len(columns)])
+    frame.columns = list(columns)
     records = pl.int_range(frame.height, eager=True)
     empty = frame.select(pl.all_horizontal(pl.all().is_null() | (pl.all().str.strip_chars() == ""))).to_series()
     if empty.any():
@@ -183,11 +183,16 @@ def epoch_seconds(text: pl.Series) -> pl.Series:
         zoned = plain.str.replace("Z$", "+00:00")
         aware = zoned.str.to_datetime("%Y-%m-%d %H:%M:%S%.f%:z", time_unit="us", strict=False).dt.epoch("us")
         naive = naive.zip_with(naive.is_not_null(), aware)
-    seconds = naive / 1e6
+    seconds = divided(naive, 1e6)
     if seconds.null_count() > text.null_count():
         numbers = text.cast(pl.Float64, strict=False)
         seconds = seconds.zip_with(seconds.is_not_null(), numbers.set(~numbers.is_finite().fill_null(False), None))
     return seconds
+
+
+def divided(cells: pl.Series, divisor: float) -> pl.Series:
+    """Correctly rounded quotients: Polars multiplies by the reciprocal, and 470 / 1000 becomes more than 0.47."""
+    return pl.Series(cells.name, cells.cast(pl.Float64).to_numpy() / divisor, nan_to_null=True)
 
 
 def line_of_record(source: Source, record: int, delimiter: str, quoted: bool, headless: bool) -> int:
