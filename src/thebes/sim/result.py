@@ -8,7 +8,8 @@ import polars as pl
 
 from thebes.model.trace import Trace
 
-# Event kinds in the order in which they are written at one instant; the frame holds them as an Enum of these words.
+# The frame holds event kinds as an Enum of these words. At one instant they are written in the order finish, demote and
+# promote, submit, suspend, then start, resume and migrate.
 EVENT_KINDS = ("finish", "submit", "demote", "promote", "suspend", "start", "resume", "migrate")
 
 

@@ -1,0 +1,103 @@
+"""The job table: one record per job of the workload, what was asked for first, what happened to it after that.
+
+It is the state that is touched at every event, so it is one flat array that compiled code and NumPy share. Running work
+is never counted up second by second: a record holds the instant from which a job has been running, and what it had done
+before that; what it has done by now follows. So an event touches only the jobs that it is about.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+# Where a job is in its life.
+UNSUBMITTED, WAITING, HELD, FINISHED = range(4)
+
+NEVER = np.inf
+
+JOB = np.dtype(
+    [
+        # what was asked for
+        ("gpus", np.int64),
+        ("submit_s", np.float64),
+        ("work_s", np.float64),  # seconds of running at full speed
+        ("kinds", np.int64),  # bit k set: node kind k will do
+        ("skew", np.float64),  # share of the largest tensor in the model
+        ("state_gib", np.float64),  # what a checkpoint has to write
+        ("model_class", np.int64),
+        ("best_tier", np.int64),  # the narrowest network it could be placed in, on an idle cluster
+        ("min_nodes", np.int64),
+        ("first_slot", np.int64),  # its GPUs are slots[first_slot : first_slot + gpus] while it holds any
+        ("gang_class", np.int64),  # jobs of one class fit, or do not fit, alike
+        # where it is
+        ("phase", np.int64),
+        ("since_s", np.float64),  # when this wait, or this hold, began
+        ("ready_s", np.float64),  # a suspended job cannot start again before its state is written
+        ("run_from_s", np.float64),  # when this hold's work began, after waiting for GPUs and restoring
+        ("finish_s", np.float64),  # when it ends if left alone; when it ended
+        ("speed", np.float64),
+        ("node_kind", np.int64),
+        ("nodes", np.int64),
+        # what it has done, up to the beginning of this hold
+        ("left_s", np.float64),  # work still to do
+        ("executed_s", np.float64),  # running time, all holds
+        ("age_s", np.float64),  # running time since the last promotion: its attained service per GPU
+        ("aged_wait_s", np.float64),  # waiting time since it first ran or was last promoted
+        ("waited_s", np.float64),  # all waits
+        ("first_start_s", np.float64),
+        ("queue", np.int64),
+        # counts
+        ("holds", np.int64),
+        ("preemptions", np.int64),
+        ("promotions", np.int64),
+        ("demotions", np.int64),
+        ("migrations", np.int64),
+        # the account of the GPU-seconds it held
+        ("useful_gpu_s", np.float64),
+        ("overhead_gpu_s", np.float64),
+        ("lost_gpu_s", np.float64),
+        ("idle_gpu_s", np.float64),
+        # the simulator's own order and calendar (see thebes.sim.calendar and thebes.sim.lines)
+        ("rank", np.int64),
+        ("key", np.float64),
+        ("event_s", np.float64),
+        ("event_at", np.int64),
+    ]
+)
+
+
+class JobTable(NamedTuple):
+    """Records in order of submission, and the GPUs that each holds."""
+
+    jobs: np.recarray
+    slots: NDArray[np.int64]
+
+
+@njit(cache=True)
+def running_s(job: np.record, now_s: float) -> float:
+    """Seconds that a job has been running in this hold; restoring and waiting for GPUs do not count."""
+    if job.phase == HELD and now_s > job.run_from_s:
+        return now_s - job.run_from_s
+    return 0.0
+
+
+@njit(cache=True)
+def attained_s(job: np.record, now_s: float) -> float:
+    """Running time since the last promotion: `t` in the Tiresias paper."""
+    return job.age_s + running_s(job, now_s)
+
+
+@njit(cache=True)
+def remaining_s(job: np.record, now_s: float) -> float:
+    """Work still to do, in seconds at full speed. Only oracles may know it."""
+    return job.left_s - running_s(job, now_s) * job.speed
+
+
+@njit(cache=True)
+def gpus_of(table: JobTable, row: int) -> NDArray[np.int64]:
+    """The slots of one job: the GPUs it holds, sorted."""
+    job = table.jobs[row]
+    return table.slots[job.first_slot : job.first_slot + job.gpus]

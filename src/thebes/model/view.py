@@ -1,0 +1,147 @@
+"""All that a policy may see at one instant.
+
+`view.jobs` has the jobs that are alive as NumPy columns, in order of submission; position i means the same job in each.
+What a policy has not declared under `needs` is hidden: asking for it raises, so that nobody reads a duration by accident.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thebes.model.cluster import Cluster
+from thebes.model.jobs import HELD, JobTable
+from thebes.model.machine import Machine
+
+# What a policy can declare that it needs to know, beyond what any scheduler sees.
+DURATIONS = "durations"  # how long each job will run: oracles only
+DISTRIBUTION = "distribution"  # the total service of finished jobs
+NEEDS = {
+    DURATIONS: "the run time of each job in advance (an oracle: cannot run live)",
+    DISTRIBUTION: "the service that finished jobs took",
+}
+
+
+class HiddenFromPolicy(AttributeError):
+    """A policy asked for what it did not declare."""
+
+
+class Sketch(NamedTuple):
+    """Room to try a decision out, kept between views so that a View costs nothing to make."""
+
+    machine: Machine
+    slots: NDArray[np.int64]
+    mark: NDArray[np.bool_]  # per row of the job table
+
+
+class JobsView:
+    """Columns over the jobs that are alive. Each is computed when first asked for."""
+
+    def __init__(self, table: JobTable, rows: NDArray[np.int64], now_s: float, needs: frozenset[str]) -> None:
+        self._all = table.jobs
+        self._needs = needs
+        self._now_s = now_s
+        self.rows = rows  # rows of the job table: what a Decision names
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def gpus(self) -> NDArray[np.int64]:
+        """GPUs asked for, all or nothing."""
+        return self._all.gpus[self.rows]
+
+    @cached_property
+    def submit_s(self) -> NDArray[np.float64]:
+        return self._all.submit_s[self.rows]
+
+    @cached_property
+    def running(self) -> NDArray[np.bool_]:
+        """Whether the job holds GPUs now."""
+        return self._all.phase[self.rows] == HELD
+
+    @cached_property
+    def first_start_s(self) -> NDArray[np.float64]:
+        """When it first got GPUs; infinite if never."""
+        return self._all.first_start_s[self.rows]
+
+    @cached_property
+    def since_s(self) -> NDArray[np.float64]:
+        """When its present hold or wait began."""
+        return self._all.since_s[self.rows]
+
+    @cached_property
+    def _running_s(self) -> NDArray[np.float64]:
+        return np.where(self.running, np.maximum(self._now_s - self._all.run_from_s[self.rows], 0.0), 0.0)
+
+    @cached_property
+    def attained_s(self) -> NDArray[np.float64]:
+        """Running time so far, since the last promotion."""
+        return self._all.age_s[self.rows] + self._running_s
+
+    @cached_property
+    def attained_gpu_s(self) -> NDArray[np.float64]:
+        """Attained service: GPUs x running time so far, since the last promotion."""
+        return self.attained_s * self.gpus
+
+    @cached_property
+    def waited_s(self) -> NDArray[np.float64]:
+        """Seconds without GPUs so far, all waits added up."""
+        return self._all.waited_s[self.rows] + np.where(self.running, 0.0, self._now_s - self.since_s)
+
+    @cached_property
+    def preemptions(self) -> NDArray[np.int64]:
+        return self._all.preemptions[self.rows]
+
+    @cached_property
+    def skew(self) -> NDArray[np.float64]:
+        """Share of the model's largest tensor, 0 where the model is unknown."""
+        return self._all.skew[self.rows]
+
+    @cached_property
+    def duration_s(self) -> NDArray[np.float64]:
+        """Oracle: seconds of running at full speed that the job needs in all."""
+        self._only_with(DURATIONS, "duration_s")
+        return self._all.work_s[self.rows]
+
+    @cached_property
+    def remaining_s(self) -> NDArray[np.float64]:
+        """Oracle: seconds of running at full speed that the job still needs."""
+        self._only_with(DURATIONS, "remaining_s")
+        return self._all.left_s[self.rows] - self._running_s * self._all.speed[self.rows]
+
+    def _only_with(self, need: str, column: str) -> None:
+        if need not in self._needs:
+            raise HiddenFromPolicy(
+                f"view.jobs.{column} is hidden: the policy does not declare that it needs '{need}'. "
+                f'Write needs = frozenset({{"{need}"}}) in the policy\'s class if it is meant to be an oracle.'
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One instant."""
+
+    now_s: float
+    cluster: Cluster
+    jobs: JobsView
+    machine: Machine
+    # What `fill` and the compiled orders work on. It holds secrets (durations): policies keep to the columns.
+    _table: JobTable
+    _sketch: Sketch
+    _strategy: Any
+    _gang_classes: int
+    finished_gpu_s: NDArray[np.float64]  # service of finished jobs, in order of finish; empty unless declared
+    memory: object = None  # what the policy's last Decision asked to remember
+
+    @property
+    def free_gpus(self) -> int:
+        return int(self.machine.kinds.free.sum())
+
+    @property
+    def total_gpus(self) -> int:
+        return int(self.machine.kinds.total.sum())

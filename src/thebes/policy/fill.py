@@ -1,0 +1,291 @@
+"""From an order of jobs to a Decision: who holds which GPUs when the cluster is handed out in that order.
+
+`fill` is what most policies end with. Each job in turn takes its GPUs from the cluster; one that does not fit is passed
+over, and a running job that is passed over has to make room. Running jobs stay where they are. Only once everybody who
+starts has a proven place is anybody given up: if placement refuses a gang, those who were to make room for it stay.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from thebes.model.decision import BEHIND, HOLDS, NO_GPUS, NO_PLACE, NOT_CHOSEN, Decision
+from thebes.model.jobs import HELD, NEVER, JobTable, gpus_of
+from thebes.model.machine import Machine, all_free, copy_state, occupy, release
+from thebes.model.view import View
+from thebes.placement.strategies import Strategy, place
+
+
+def fill(
+    view: View,
+    order: NDArray[np.integer],
+    *,
+    preempt: bool = True,
+    strict: bool = False,
+    wake_s: float = NEVER,
+    promote: NDArray[np.int64] | None = None,
+    queues: NDArray[np.int64] | None = None,
+    memory: object = None,
+) -> Decision:
+    """Hand the cluster out to `view.jobs` in this order (positions in its columns; jobs left out do not run).
+
+    `preempt=False`: running jobs stay, only free GPUs are handed out. `strict=True`: nobody passes a job that does not
+    fit. The other arguments go into the Decision as they are.
+    """
+    rows = view.jobs.rows[order]
+    sketch = view._sketch
+    state = np.full(len(view.jobs), NOT_CHOSEN, dtype=np.int64)
+    chosen = np.empty(len(rows), dtype=np.int64)
+    scratch = np.empty(len(rows), dtype=np.int64)
+    closed = np.zeros(view._gang_classes, dtype=np.bool_)
+    copy_state(view.machine, sketch.machine)
+    trial = JobTable(view._table.jobs, sketch.slots)
+    _carry_slots(view._table, trial, view.jobs.rows)
+    _release_unlisted(trial, sketch.machine, view.jobs.rows, rows, preempt, sketch.mark)
+    hand_out(trial, sketch.machine, view._strategy, rows, preempt, strict, chosen, scratch, closed)
+    state[order] = chosen
+    if not preempt:
+        state[view.jobs.running] = HOLDS
+    holders = view.jobs.rows[state == HOLDS]
+    return Decision(
+        rows=holders,
+        gpus=_collect(trial, holders),
+        fate=state,
+        wake_s=wake_s,
+        promote=np.zeros(0, dtype=np.int64) if promote is None else promote,
+        queues=queues,
+        memory=memory,
+    )
+
+
+@njit(cache=True)
+def _carry_slots(source: JobTable, target: JobTable, rows: NDArray[np.int64]) -> None:
+    for row in rows:
+        if source.jobs[row].phase == HELD:
+            gpus_of(target, row)[:] = gpus_of(source, row)
+
+
+@njit(cache=True)
+def _release_unlisted(
+    table: JobTable, m: Machine, rows: NDArray[np.int64], listed: NDArray[np.int64], preempt: bool, mark: NDArray[np.bool_]
+) -> None:
+    """A running job that the policy did not list at all gives its GPUs up."""
+    if preempt and listed.size < rows.size:
+        mark[rows] = False
+        mark[listed] = True
+        for row in rows:
+            if table.jobs[row].phase == HELD and not mark[row]:
+                release(m, gpus_of(table, row))
+
+
+@njit(cache=True)
+def _collect(table: JobTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    total = 0
+    for row in rows:
+        total += table.jobs[row].gpus
+    gpus = np.empty(total, dtype=np.int64)
+    at = 0
+    for row in rows:
+        count = table.jobs[row].gpus
+        gpus[at : at + count] = gpus_of(table, row)
+        at += count
+    return gpus
+
+
+@njit(cache=True)
+def read_free(m: Machine, budget: NDArray[np.int64]) -> None:
+    for kind in range(budget.size):
+        budget[kind] = m.kinds[kind].free
+
+
+@njit(cache=True)
+def read_total(m: Machine, budget: NDArray[np.int64]) -> None:
+    for kind in range(budget.size):
+        budget[kind] = m.kinds[kind].total
+
+
+@njit(cache=True)
+def fitting_kind(budget: NDArray[np.int64], kinds: int, gpus: int) -> int:
+    """The allowed kind with the most GPUs left that holds the gang; -1 when none does."""
+    best = np.int64(-1)
+    for kind in range(budget.size):
+        if (kinds >> kind) & 1 and budget[kind] >= gpus and (best < 0 or budget[kind] > budget[best]):
+            best = kind
+    return best
+
+
+@njit(cache=True)
+def try_to_place(table: JobTable, m: Machine, strategy: Strategy, budget: NDArray[np.int64], row: int) -> bool:
+    """Place a gang on the kind with the most room, or else on another that it accepts; pays from the budget."""
+    job = table.jobs[row]
+    out = gpus_of(table, row)
+    preferred = fitting_kind(budget, job.kinds, job.gpus)
+    for turn in range(budget.size):
+        kind = preferred
+        if turn > 0:
+            kind = turn - 1 if turn <= preferred else turn
+        if (
+            preferred >= 0
+            and (job.kinds >> kind) & 1
+            and budget[kind] >= job.gpus
+            and place(m, strategy, row, job.holds, kind, job.gpus, job.skew, out)
+        ):
+            budget[kind] -= job.gpus
+            return True
+    return False
+
+
+@njit(cache=True)
+def keep_if_free(table: JobTable, m: Machine, row: int) -> bool:
+    """Give a victim its GPUs back, unless somebody sits on one of them."""
+    gpus = gpus_of(table, row)
+    if not all_free(m, gpus):
+        return False
+    occupy(m, row, gpus)
+    return True
+
+
+@njit(cache=True)
+def save_victims(table: JobTable, m: Machine, victims: NDArray[np.int64], unplaced_gpus: int) -> None:
+    """Somebody was refused: victims, best first, stay if everybody still to be placed has room without their GPUs.
+
+    A victim that is saved becomes -1 in the list.
+    """
+    spare = -unplaced_gpus
+    for kind in range(m.kinds.size):
+        spare += m.kinds[kind].free
+    for i in range(victims.size):
+        row = victims[i]
+        if row >= 0 and table.jobs[row].gpus <= spare and keep_if_free(table, m, row):
+            spare -= table.jobs[row].gpus
+            victims[i] = -1
+
+
+# How a job stands while the cluster is handed out, beside the fates of thebes.model.decision.
+_STARTS, _VICTIM = 100, 101
+
+
+@njit(cache=True)
+def hand_out(
+    table: JobTable,
+    m: Machine,
+    strategy: Strategy,
+    rows: NDArray[np.int64],
+    preempt: bool,
+    strict: bool,
+    fate: NDArray[np.int64],
+    scratch: NDArray[np.int64],
+    closed: NDArray[np.bool_],
+) -> None:
+    """Change machine and slots to what they shall be, and tell the fate of each row."""
+    budget = np.empty(m.kinds.size, dtype=np.int64)
+    if preempt:
+        read_total(m, budget)
+        if _choose(table, rows, budget, strict, fate):
+            _settle(table, m, strategy, rows, budget, fate, scratch, closed)
+        return
+    read_free(m, budget)
+    blocked = False
+    for i in range(rows.size):
+        job = table.jobs[rows[i]]
+        if job.phase == HELD:
+            fate[i] = HOLDS
+        elif blocked:
+            fate[i] = BEHIND
+        elif fitting_kind(budget, job.kinds, job.gpus) < 0:
+            fate[i] = NO_GPUS
+            blocked = strict
+        elif not closed[job.gang_class] and try_to_place(table, m, strategy, budget, rows[i]):
+            fate[i] = HOLDS
+        else:
+            fate[i] = NO_PLACE
+            closed[job.gang_class] = True
+            blocked = strict
+
+
+@njit(cache=True)
+def _choose(table: JobTable, rows: NDArray[np.int64], budget: NDArray[np.int64], strict: bool, fate: NDArray[np.int64]) -> bool:
+    """Go down the order with the whole cluster's GPUs to give; true if anything changes."""
+    changes, blocked = False, False
+    for i in range(rows.size):
+        job = table.jobs[rows[i]]
+        if job.phase == HELD:
+            if budget[job.node_kind] >= job.gpus and not blocked:
+                budget[job.node_kind] -= job.gpus
+                fate[i] = HOLDS
+            else:
+                fate[i] = _VICTIM
+                changes = True
+            continue
+        kind = fitting_kind(budget, job.kinds, job.gpus)
+        if blocked:
+            fate[i] = BEHIND
+        elif kind >= 0:
+            budget[kind] -= job.gpus
+            fate[i] = _STARTS
+            changes = True
+        else:
+            fate[i] = NO_GPUS
+            blocked = strict
+    return changes
+
+
+@njit(cache=True)
+def _settle(
+    table: JobTable,
+    m: Machine,
+    strategy: Strategy,
+    rows: NDArray[np.int64],
+    budget: NDArray[np.int64],
+    fate: NDArray[np.int64],
+    scratch: NDArray[np.int64],
+    closed: NDArray[np.bool_],
+) -> None:
+    """Victims out, newcomers in; what refusals leave over goes to whoever is next."""
+    victims, unplaced = 0, 0
+    for i in range(rows.size):
+        if fate[i] == _VICTIM:
+            release(m, gpus_of(table, rows[i]))
+            scratch[victims] = rows[i]
+            victims += 1
+        elif fate[i] == _STARTS:
+            unplaced += table.jobs[rows[i]].gpus
+    refused = False
+    for i in range(rows.size):
+        if fate[i] != _STARTS:
+            continue
+        job = table.jobs[rows[i]]
+        read_free(m, budget)
+        unplaced -= job.gpus
+        if not closed[job.gang_class] and try_to_place(table, m, strategy, budget, rows[i]):
+            fate[i] = HOLDS
+        else:
+            fate[i] = NO_PLACE
+            refused = True
+            if not closed[job.gang_class]:
+                closed[job.gang_class] = True
+                for later in range(i + 1, rows.size):  # the same refusal awaits them
+                    if fate[later] == _STARTS and table.jobs[rows[later]].gang_class == job.gang_class:
+                        unplaced -= table.jobs[rows[later]].gpus
+                        fate[later] = NO_PLACE
+            save_victims(table, m, scratch[:victims], unplaced)
+    read_free(m, budget)
+    victim = 0
+    for i in range(rows.size):
+        if fate[i] == _VICTIM:
+            saved = scratch[victim] < 0
+            victim += 1
+            if not saved and refused and keep_if_free(table, m, rows[i]):
+                budget[table.jobs[rows[i]].node_kind] -= table.jobs[rows[i]].gpus
+                saved = True
+            fate[i] = HOLDS if saved else NO_GPUS
+        elif fate[i] == NO_GPUS and refused:
+            job = table.jobs[rows[i]]
+            if fitting_kind(budget, job.kinds, job.gpus) >= 0:
+                if not closed[job.gang_class] and try_to_place(table, m, strategy, budget, rows[i]):
+                    fate[i] = HOLDS
+                else:
+                    closed[job.gang_class] = True
+                    fate[i] = NO_PLACE

@@ -1,0 +1,31 @@
+"""Least attained service, continuous: no queues, no knowledge.
+
+Tiresias (Gu et al., NSDI'19), section 3.1: the job that has received least goes first, where what it received is counted
+in two dimensions, GPUs x time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from thebes.model.parameters import parameter
+from thebes.policy.priority import ATTAINED, PriorityPolicy, Rule, make_rule
+
+
+@dataclass(frozen=True)
+class LeastAttainedService(PriorityPolicy):
+    """2D-LAS: the job with the least attained service (GPUs x time) goes first. Needs to know nothing.
+
+    Without a quantum, two jobs of equal service would take turns in no time at all; so a running job's service is read
+    at the end of each quantum that it has run. Ties go to the earlier submission.
+    """
+
+    name: ClassVar[str] = "las"
+    paper: ClassVar[str] = "Tiresias (NSDI'19) section 3.1, 2D-LAS"
+
+    quantum_s: float = parameter(600.0, "running time between two looks at a job's service, in seconds", low=1e-3)
+    gpu_time: bool = parameter(True, "service counts GPUs x time; no: time alone (one-dimensional LAS)")
+
+    def rule(self) -> Rule:
+        return make_rule(ATTAINED, by_gpu_time=self.gpu_time, quantum_s=self.quantum_s)

@@ -1,0 +1,285 @@
+"""Priority policies: everything that a policy of the Tiresias family decides is one order of the jobs.
+
+A `Rule` says how jobs are ordered: by which key, inside which feedback queues, with which promotion. `rank_and_key` turns
+a job into its place in that order at one instant; `next_change_s` and `promotion_s` say when that place will change by
+itself, so that demotions, promotions and quanta happen at their exact instants and nobody has to poll.
+The simulator's fast path and the pure `decide` of every such policy call the same functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from thebes.model.decision import HOLDS, Decision
+from thebes.model.jobs import HELD, NEVER, WAITING, attained_s, remaining_s, running_s
+from thebes.model.view import View
+from thebes.policy.base import Policy
+from thebes.policy.fill import fill
+from thebes.policy.learning import known_count
+
+SUBMIT, GPUS, REMAINING_TIME, REMAINING_SERVICE, START, ATTAINED, GITTINS = range(7)
+
+# A job is in the next queue once its service is within a millionth of the limit: the instant of a demotion is a float,
+# and the service computed back from it may fall short of the limit by a rounding error.
+ROUNDING = 1e-6
+
+
+class Rule(NamedTuple):
+    """How jobs are ordered."""
+
+    order: int  # one of the keys above
+    by_gpu_time: bool  # attained service counts GPUs x time (2D), not time alone
+    limits: NDArray[np.float64]  # upper limits of all queues but the last; empty: no queues
+    quantum_s: float  # a running job's key moves in steps of so much running time; 0: at every decision
+    horizon: float  # Gittins: how far to look ahead (service) where there are no queues to say so
+    promote_knob: float  # 0: nobody is promoted
+    promote_floor_s: float
+    preemptive: bool
+    strict: bool  # stop at the first job that does not fit, instead of passing it over
+
+
+class Distribution(NamedTuple):
+    """Total service of past jobs: the first `count[0]` of `samples`, sorted; `prefix[i]` is the sum of the first i."""
+
+    samples: NDArray[np.float64]
+    prefix: NDArray[np.float64]
+    count: NDArray[np.int64]
+
+
+def distribution_of(samples: NDArray[np.float64], room: int = 0) -> Distribution:
+    """A distribution with room for `room` more samples."""
+    ordered = np.sort(np.asarray(samples, dtype=np.float64))
+    padded = np.concatenate((ordered, np.zeros(room)))
+    prefix = np.concatenate(([0.0], np.cumsum(ordered), np.zeros(room)))
+    return Distribution(padded, prefix, np.array([len(ordered)], dtype=np.int64))
+
+
+@njit(cache=True)
+def set_samples(d: Distribution, samples: NDArray[np.float64]) -> None:
+    """Replace the distribution's content; `samples` must fit its room."""
+    ordered = np.sort(samples)
+    d.samples[: ordered.size] = ordered
+    total = 0.0
+    for i in range(ordered.size):
+        total += ordered[i]
+        d.prefix[i + 1] = total
+    d.count[0] = ordered.size
+
+
+@njit(cache=True)
+def gittins_index(d: Distribution, attained: float, horizon: float) -> float:
+    """P(S - a <= D | S > a) / E[min(S - a, D) | S > a]: the chance to finish within D per unit of service spent on trying.
+
+    Two binary searches and prefix sums. With D infinite it is one over the mean remaining service. 0 beyond the
+    largest sample: nothing is known there, and such a job is the least likely to end soon.
+    """
+    n = d.count[0]
+    samples = d.samples[:n]
+    above = np.searchsorted(samples, attained, side="right")
+    if above >= n:
+        return 0.0
+    within = np.searchsorted(samples, attained + horizon, side="right") if horizon < NEVER else n
+    alive = n - above
+    done = within - above
+    spent = d.prefix[within] - d.prefix[above] - done * attained
+    if within < n:
+        spent += horizon * (n - within)
+    return (done / alive) / (spent / alive) if spent > 0 else NEVER
+
+
+@njit(cache=True)
+def queue_of(rule: Rule, service: float) -> int:
+    """Index of the feedback queue for this much attained service."""
+    queue = 0
+    for limit in rule.limits:
+        if service < limit * (1.0 - ROUNDING):
+            break
+        queue += 1
+    return queue
+
+
+@njit(cache=True)
+def _weight(rule: Rule, job: np.record) -> float:
+    """Service per second of running."""
+    return float(job.gpus) if rule.by_gpu_time else 1.0
+
+
+@njit(cache=True)
+def _whole_quanta(rule: Rule, ran_s: float) -> float:
+    """Quanta completed in a hold; one is complete a hair early, for the same reason as ROUNDING."""
+    return np.floor(ran_s / rule.quantum_s + ROUNDING)
+
+
+@njit(cache=True)
+def _stepped_service(rule: Rule, job: np.record, age_s: float, now_s: float) -> float:
+    """Attained service as of the last whole quantum of this hold."""
+    if rule.quantum_s > 0.0:
+        return (age_s + _whole_quanta(rule, running_s(job, now_s)) * rule.quantum_s) * _weight(rule, job)
+    return (age_s + running_s(job, now_s)) * _weight(rule, job)
+
+
+@njit(cache=True)
+def rank_and_key(rule: Rule, d: Distribution, job: np.record, age_s: float, now_s: float) -> tuple[int, float]:
+    """The job's place in the order: smaller rank first, then smaller key, then earlier submission.
+
+    `age_s` is the job's age at the beginning of its hold: `job.age_s`, or 0 for one that is being promoted. The rank is the feedback queue, split in two where jobs that never ran stand behind those that did.
+    """
+    queue = 0
+    if rule.limits.size > 0:
+        queue = queue_of(rule, (age_s + running_s(job, now_s)) * _weight(rule, job))
+    rank = 2 * queue
+    if rule.order == SUBMIT:
+        return rank, job.submit_s
+    if rule.order == GPUS:
+        return rank, float(job.gpus)
+    if rule.order == REMAINING_TIME:
+        return rank, remaining_s(job, now_s)
+    if rule.order == REMAINING_SERVICE:
+        return rank, remaining_s(job, now_s) * job.gpus
+    if rule.order == ATTAINED:
+        return rank, _stepped_service(rule, job, age_s, now_s)
+    if rule.order == GITTINS and d.count[0] > 0:
+        horizon = rule.horizon
+        if rule.limits.size > 0:
+            horizon = rule.limits[queue] if queue < rule.limits.size else NEVER
+        return rank, -gittins_index(d, _stepped_service(rule, job, age_s, now_s), horizon)
+    if job.first_start_s < NEVER:  # START, and GITTINS before anything is known
+        return rank, job.first_start_s
+    return rank + 1, job.submit_s
+
+
+@njit(cache=True)
+def next_change_s(rule: Rule, job: np.record, age_s: float, run_from_s: float, now_s: float) -> float:
+    """When the place of a job that runs from `run_from_s` on, at age `age_s`, changes: its demotion, or its quantum's end."""
+    change_s = NEVER
+    ran_s = max(0.0, now_s - run_from_s)
+    if rule.limits.size > 0:
+        weight = _weight(rule, job)
+        queue = queue_of(rule, (age_s + ran_s) * weight)
+        if queue < rule.limits.size:
+            change_s = run_from_s + (rule.limits[queue] / weight - age_s)
+    if rule.quantum_s > 0.0 and (rule.order == ATTAINED or rule.order == GITTINS):
+        change_s = min(change_s, run_from_s + (_whole_quanta(rule, ran_s) + 1.0) * rule.quantum_s)
+    return change_s
+
+
+@njit(cache=True)
+def promotion_s(rule: Rule, job: np.record, age_s: float, since_s: float) -> float:
+    """When a job that waits since `since_s` is promoted: its wait has reached PROMOTEKNOB times its running time.
+
+    Only jobs outside the first queue are eligible. The floor is the shortest wait that earns a promotion; without one,
+    long jobs are promoted the moment they are preempted, preempt others, and the cluster does nothing but switch.
+    """
+    if rule.promote_knob <= 0.0 or queue_of(rule, age_s * _weight(rule, job)) == 0:
+        return NEVER
+    return since_s + max(rule.promote_floor_s, rule.promote_knob * age_s - job.aged_wait_s)
+
+
+@njit(cache=True)
+def moves_while_running(rule: Rule) -> bool:
+    """Whether the order among running jobs can change at a decision, without a change announced by `next_change_s`."""
+    return rule.order in (REMAINING_TIME, REMAINING_SERVICE) or (rule.order in (ATTAINED, GITTINS) and rule.quantum_s <= 0)
+
+
+@njit(cache=True)
+def survey(
+    rule: Rule, d: Distribution, jobs: np.recarray, rows: NDArray[np.int64], now_s: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Rank and key of each job, and who is promoted now."""
+    ranks, keys = np.empty(rows.size, dtype=np.int64), np.empty(rows.size)
+    promoted = np.zeros(rows.size, dtype=np.bool_)
+    for i in range(rows.size):
+        job = jobs[rows[i]]
+        age_s = job.age_s
+        if job.phase == WAITING and promotion_s(rule, job, age_s, job.since_s) <= now_s:
+            promoted[i] = True
+            age_s = 0.0
+        ranks[i], keys[i] = rank_and_key(rule, d, job, age_s, now_s)
+    return ranks, keys, promoted
+
+
+@njit(cache=True)
+def wake_after(
+    rule: Rule, jobs: np.recarray, rows: NDArray[np.int64], fate: NDArray[np.int64], promoted: NDArray[np.bool_], now_s: float
+) -> float:
+    """The first instant at which a place in the order changes by itself, once the decision is carried out.
+
+    When a job that starts now will really run is not known yet (it may have to be restored first); that it runs at
+    once is the earliest case. If it runs later, the policy wakes once too early and finds nothing to do.
+    """
+    wake_s = NEVER
+    somebody_waits = False
+    for i in range(rows.size):
+        job = jobs[rows[i]]
+        age_s = 0.0 if promoted[i] else job.age_s
+        if fate[i] == HOLDS:
+            run_from_s = job.run_from_s if job.phase == HELD else now_s
+            wake_s = min(wake_s, next_change_s(rule, job, age_s, run_from_s, now_s))
+            continue
+        somebody_waits = True
+        if job.phase == HELD:
+            wake_s = min(wake_s, promotion_s(rule, job, attained_s(job, now_s), now_s))
+        else:
+            wake_s = min(wake_s, promotion_s(rule, job, age_s, now_s if promoted[i] else job.since_s))
+    return wake_s if somebody_waits else NEVER
+
+
+class PriorityPolicy(Policy):
+    """A policy that is one order. Subclasses say the rule; the decision follows."""
+
+    learn: bool = False  # take the service of finished jobs as the distribution (see thebes.policy.learning)
+
+    def rule(self) -> Rule:
+        raise NotImplementedError
+
+    def samples(self) -> NDArray[np.float64]:
+        """Service of past jobs, given beforehand."""
+        return np.zeros(0)
+
+    def decide(self, view: View) -> Decision:
+        rule, rows = self.rule(), view.jobs.rows
+        jobs = view._table.jobs  # pyright: ignore[reportPrivateUsage]
+        known = view.finished_gpu_s[: known_count(len(view.finished_gpu_s))] if self.learn else np.zeros(0)
+        d = distribution_of(np.concatenate((self.samples(), known)))
+        ranks, keys, promoted = survey(rule, d, jobs, rows, view.now_s)
+        order = np.lexsort((keys, ranks))  # stable: equal places stay in order of submission
+        decision = fill(
+            view,
+            order,
+            preempt=rule.preemptive,
+            strict=rule.strict,
+            promote=rows[promoted],
+            queues=ranks // 2 if len(rule.limits) else None,
+        )
+        return replace(decision, wake_s=wake_after(rule, jobs, rows, decision.fate, promoted, view.now_s))
+
+
+def make_rule(
+    order: int,
+    *,
+    by_gpu_time: bool = True,
+    limits: tuple[float, ...] = (),
+    quantum_s: float = 0.0,
+    horizon: float = NEVER,
+    promote_knob: float = 0.0,
+    promote_floor_s: float = 0.0,
+    preemptive: bool = True,
+    strict: bool = False,
+) -> Rule:
+    """A Rule with the usual defaults."""
+    return Rule(
+        order,
+        by_gpu_time,
+        np.array(limits, dtype=np.float64),
+        float(quantum_s),
+        float(horizon),
+        float(promote_knob),
+        float(promote_floor_s),
+        preemptive,
+        strict,
+    )

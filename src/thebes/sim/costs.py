@@ -1,0 +1,53 @@
+"""What it costs to start, suspend and resume a job, on the GPUs it holds meanwhile.
+
+The default adds up to 62 s per preemption and resume: on the Tiresias testbed 221 preemptions took 13,724 s in all
+(NSDI'19, section 5.2.4). How that divides between saving and restoring is not published; the split is ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from thebes.model.errors import UserError, nearest
+from thebes.model.parameters import parameter
+from thebes.sim.world import COSTS
+
+MECHANISMS = ("checkpoint", "kill", "free")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds per action, and per GiB of state (weights and optimiser). A migration is a suspend and a resume."""
+
+    name: ClassVar[str] = "cost"
+
+    mechanism: str = parameter("checkpoint", "checkpoint: saved on suspend; kill: back to the last periodic checkpoint; free: no cost")
+    start_s: float = parameter(0.0, "first start; 0 since a trace's run times contain it", low=0)
+    start_s_per_gib: float = parameter(0.0, "first start, per GiB of state", low=0)
+    suspend_s: float = parameter(12.0, "saving the state", low=0)
+    suspend_s_per_gib: float = parameter(0.0, "saving the state, per GiB", low=0)
+    resume_s: float = parameter(50.0, "restarting from the state", low=0)
+    resume_s_per_gib: float = parameter(0.0, "restarting from the state, per GiB", low=0)
+    checkpoint_every_s: float = parameter(1800.0, "kill: running time between periodic checkpoints; 0: there are none", low=0)
+
+    def __post_init__(self) -> None:
+        if self.mechanism not in MECHANISMS:
+            raise UserError(f"unknown cost.mechanism '{self.mechanism}'", hint=nearest(self.mechanism, MECHANISMS))
+
+    def record(self) -> np.recarray:
+        costs = np.recarray(1, dtype=COSTS)
+        costs[0] = np.zeros(1, dtype=COSTS)[0]
+        costs.saves = self.mechanism != "kill"
+        if self.mechanism == "free":
+            return costs
+        costs.start_s, costs.start_s_per_gib = self.start_s, self.start_s_per_gib
+        costs.resume_s, costs.resume_s_per_gib = self.resume_s, self.resume_s_per_gib
+        costs.suspend_s, costs.suspend_s_per_gib = self.suspend_s, self.suspend_s_per_gib
+        costs.checkpoint_every_s = self.checkpoint_every_s
+        return costs
+
+
+FREE_OF_COST = Costs(mechanism="free")

@@ -1,0 +1,384 @@
+"""The fast path: priority policies simulated in compiled code, event by event, touching only the jobs concerned.
+
+It decides exactly what `PriorityPolicy.decide` decides (a test holds the two against each other on random workloads), but
+keeps the order between decisions: waiting jobs stand in lines, running jobs in one short list. A decision therefore
+costs what is running and what changes hands, not what is waiting.
+
+At one instant: finishes, then demotions and promotions, then submissions, each in row order; then one decision.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from thebes.model.jobs import HELD, NEVER, WAITING, gpus_of
+from thebes.model.machine import release
+from thebes.policy.fill import fitting_kind, keep_if_free, read_free, read_total, save_victims, try_to_place
+from thebes.policy.learning import next_refresh
+from thebes.policy.priority import (
+    Distribution,
+    Rule,
+    moves_while_running,
+    next_change_s,
+    promotion_s,
+    rank_and_key,
+    set_samples,
+)
+from thebes.sim.calendar import Calendar, next_event_s, schedule
+from thebes.sim.lines import Lines, before, dequeue, enqueue, first_in_line, first_of_all, to_the_heads
+from thebes.sim.world import (
+    SOUND,
+    World,
+    begin,
+    check_world,
+    finish,
+    promote,
+    set_queue,
+    step_timeline,
+    submit,
+    suspend,
+)
+
+# Why `run` came back.
+DONE, LOG_FULL, PAUSED, UNSOUND = range(4)
+
+
+class Memory(NamedTuple):
+    """What the fast path keeps between decisions, and room to work in."""
+
+    lines: Lines
+    calendar: Calendar
+    running: NDArray[np.int64]  # rows, in the order of the last decision; may still hold finished ones
+    sizes: NDArray[np.int64]  # [running, next refresh of the distribution, fault, row at fault]
+    budget: NDArray[np.int64]  # GPUs left per kind
+    starts: NDArray[np.int64]
+    victims: NDArray[np.int64]
+    due: NDArray[np.int64]
+    given: NDArray[np.float64]  # samples given from a file
+    learns: bool
+    checks: bool
+
+
+def memory_for(world: World, lines: Lines, calendar: Calendar, given: NDArray[np.float64], learns: bool, checks: bool) -> Memory:
+    jobs, gpus = len(world.table.jobs), len(world.machine.gpus)
+    return Memory(
+        lines=lines,
+        calendar=calendar,
+        running=np.zeros(2 * gpus + 16, dtype=np.int64),
+        sizes=np.array([0, next_refresh(np.int64(0)), SOUND, -1], dtype=np.int64),
+        budget=np.zeros(len(world.machine.kinds), dtype=np.int64),
+        starts=np.zeros(min(jobs, gpus) + 1, dtype=np.int64),
+        victims=np.zeros(gpus + 1, dtype=np.int64),
+        due=np.zeros(jobs + 1, dtype=np.int64),
+        given=given,
+        learns=learns,
+        checks=checks,
+    )
+
+
+@njit(cache=True)
+def run(w: World, mem: Memory, rule: Rule, d: Distribution, instants: int) -> int:
+    """Go on for so many instants at most, or until everything has happened, or until the log needs more room."""
+    jobs, clock = w.table.jobs, w.clock[0]
+    for _ in range(instants):
+        now_s = next_event_s(mem.calendar)
+        if clock.arrived < jobs.size:
+            now_s = min(now_s, jobs[clock.arrived].submit_s)
+        if now_s == NEVER:
+            return DONE
+        if w.log.size - clock.logged < 3 * (clock.held + clock.waiting) + 1024:
+            return LOG_FULL
+        clock.now_s = now_s
+        _happen(w, mem, rule, d)
+        arrivals_end = clock.arrived
+        while arrivals_end < jobs.size and jobs[arrivals_end].submit_s <= now_s:
+            if w.log.size - clock.logged < 3 * (clock.held + clock.waiting) + 1024:
+                return LOG_FULL  # the rest of this instant's submissions follow at the same instant
+            submit(w, arrivals_end)
+            _stand_in_line(w, mem, rule, d, arrivals_end)
+            arrivals_end += 1
+        if clock.waiting > 0:
+            _decide(w, mem, rule, d)
+            clock.decisions += 1
+        step_timeline(w)
+        if mem.checks:
+            fault, row = check_world(w)
+            if fault != SOUND:
+                mem.sizes[2] = fault
+                mem.sizes[3] = row
+                return UNSOUND
+    return PAUSED
+
+
+@njit(cache=True)
+def _happen(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
+    """All that is due now: finishes first, then demotions, quanta and promotions."""
+    jobs, now_s, count = w.table.jobs, w.clock[0].now_s, 0
+    while next_event_s(mem.calendar) <= now_s:
+        row = mem.calendar.rows[0]
+        mem.due[count] = row
+        count += 1
+        schedule(mem.calendar, row, NEVER)
+    for i in range(count):
+        row = mem.due[i]
+        if jobs[row].phase == HELD and jobs[row].finish_s <= now_s:
+            finish(w, row)
+            mem.due[i] = -1
+    if mem.learns and w.clock[0].finished >= mem.sizes[1]:
+        _learn(w, mem, rule, d)
+    for i in range(count):
+        row = mem.due[i]
+        if row < 0:
+            continue
+        if jobs[row].phase == WAITING:
+            dequeue(mem.lines, row)
+            promote(w, row)
+            _stand_in_line(w, mem, rule, d, row)
+        else:
+            _rank(w, rule, d, row)
+            _watch(w, mem, rule, row)
+
+
+@njit(cache=True)
+def _learn(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
+    """Take the jobs finished so far into the distribution; every waiting job's index changes with it."""
+    jobs, q = w.table.jobs, mem.lines
+    count = mem.sizes[1]
+    mem.sizes[1] = next_refresh(count)
+    while w.clock[0].finished >= mem.sizes[1]:
+        count = mem.sizes[1]
+        mem.sizes[1] = next_refresh(count)
+    set_samples(d, np.concatenate((mem.given, w.services[:count])))
+    for number in range(q.lines.size):
+        line = q.lines[number]
+        rows = q.rows[line.low : line.high].copy()
+        line.low = line.first
+        line.high = line.first
+        for row in rows:
+            _rank(w, rule, d, row)
+            enqueue(q, row)
+    for i in range(mem.sizes[0]):
+        if jobs[mem.running[i]].phase == HELD:
+            _rank(w, rule, d, mem.running[i])
+
+
+@njit(cache=True)
+def _rank(w: World, rule: Rule, d: Distribution, row: int) -> None:
+    job = w.table.jobs[row]
+    rank, key = rank_and_key(rule, d, job, job.age_s, w.clock[0].now_s)
+    job.rank = rank
+    job.key = key
+    if rule.limits.size > 0:
+        set_queue(w, row, rank >> 1)
+
+
+@njit(cache=True)
+def _stand_in_line(w: World, mem: Memory, rule: Rule, d: Distribution, row: int) -> None:
+    _rank(w, rule, d, row)
+    enqueue(mem.lines, row)
+    job = w.table.jobs[row]
+    schedule(mem.calendar, row, promotion_s(rule, job, job.age_s, job.since_s))
+
+
+@njit(cache=True)
+def _watch(w: World, mem: Memory, rule: Rule, row: int) -> None:
+    """Note when a running job ends or moves in the order."""
+    job = w.table.jobs[row]
+    schedule(mem.calendar, row, min(job.finish_s, next_change_s(rule, job, job.age_s, job.run_from_s, w.clock[0].now_s)))
+
+
+@njit(cache=True)
+def _decide(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
+    budget, kinds = mem.budget, w.machine.kinds
+    to_the_heads(mem.lines)
+    room_for_all = kinds.size == 1 and w.clock[0].waiting_gpus <= kinds[0].free
+    if rule.preemptive and not room_for_all:
+        read_total(w.machine, budget)
+        _decide_preemptive(w, mem, rule, d)
+    else:
+        read_free(w.machine, budget)
+        _start_in_order(w, mem, rule, d)
+
+
+@njit(cache=True)
+def _start_in_order(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
+    """Give free GPUs to waiting jobs in order; strict: until the first that does not fit."""
+    q, budget, starts = mem.lines, mem.budget, 0
+    while True:
+        number = first_of_all(q) if rule.strict else first_in_line(q, budget)
+        if number < 0:
+            break
+        line = q.lines[number]
+        row = q.rows[line.at]
+        if try_to_place(w.table, w.machine, w.strategy, budget, row):
+            mem.starts[starts] = row
+            starts += 1
+            line.at += 1
+        elif rule.strict:
+            break
+        else:
+            line.closed = 1
+    for i in range(starts):
+        _start(w, mem, rule, d, mem.starts[i])
+
+
+@njit(cache=True)
+def _start(w: World, mem: Memory, rule: Rule, d: Distribution, row: int) -> None:
+    dequeue(mem.lines, row)
+    begin(w, row)
+    _rank(w, rule, d, row)
+    _watch(w, mem, rule, row)
+    if mem.sizes[0] == mem.running.size:
+        _forget_finished(w, mem)
+    mem.running[mem.sizes[0]] = row
+    mem.sizes[0] += 1
+
+
+@njit(cache=True)
+def _forget_finished(w: World, mem: Memory) -> None:
+    kept = 0
+    for i in range(mem.sizes[0]):
+        if w.table.jobs[mem.running[i]].phase == HELD:
+            mem.running[kept] = mem.running[i]
+            kept += 1
+    mem.sizes[0] = kept
+
+
+@njit(cache=True)
+def _sort_running(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
+    """Insertion sort: from one decision to the next the order hardly changes."""
+    jobs, running = w.table.jobs, mem.running
+    _forget_finished(w, mem)
+    if moves_while_running(rule):
+        for i in range(mem.sizes[0]):
+            _rank(w, rule, d, running[i])
+    for i in range(1, mem.sizes[0]):
+        row, j = running[i], i - 1
+        while j >= 0 and before(jobs, row, running[j]):
+            running[j + 1] = running[j]
+            j -= 1
+        running[j + 1] = row
+
+
+@njit(cache=True)
+def _decide_preemptive(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
+    """Walk running and waiting jobs merged in order, give each its GPUs from the whole cluster's budget.
+
+    A running job that is passed over must go (a victim); a waiting job that is reached shall start.
+    """
+    jobs, q, budget = w.table.jobs, mem.lines, mem.budget
+    _sort_running(w, mem, rule, d)
+    starts, victims = 0, 0
+    number = first_in_line(q, budget)
+    for i in range(mem.sizes[0]):
+        row = mem.running[i]
+        while number >= 0 and before(jobs, q.rows[q.lines[number].at], row):
+            mem.starts[starts] = q.rows[q.lines[number].at]
+            starts += 1
+            number = _pay_for_head(q, budget, number)
+        job = jobs[row]
+        if budget[job.node_kind] >= job.gpus:
+            budget[job.node_kind] -= job.gpus
+            if number >= 0 and fitting_kind(budget, q.lines[number].kinds, q.lines[number].gpus) < 0:
+                number = first_in_line(q, budget)
+        else:
+            mem.victims[victims] = row
+            victims += 1
+    while number >= 0:
+        mem.starts[starts] = q.rows[q.lines[number].at]
+        starts += 1
+        number = _pay_for_head(q, budget, number)
+    if starts > 0 or victims > 0:
+        _settle(w, mem, rule, d, starts, victims)
+
+
+@njit(cache=True)
+def _pay_for_head(q: Lines, budget: NDArray[np.int64], number: int) -> int:
+    """Take the head of this line off the budget; returns the next line to serve."""
+    line = q.lines[number]
+    budget[fitting_kind(budget, line.kinds, line.gpus)] -= line.gpus
+    line.at += 1
+    return first_in_line(q, budget)
+
+
+@njit(cache=True)
+def _settle(w: World, mem: Memory, rule: Rule, d: Distribution, starts: int, victims: int) -> None:
+    """Place those who shall start where the victims were and where nobody was; a refusal saves victims.
+
+    Nothing is suspended before the placement of whoever takes over is certain.
+    """
+    jobs, budget = w.table.jobs, mem.budget
+    for i in range(victims):
+        release(w.machine, gpus_of(w.table, mem.victims[i]))
+    placed, refused = 0, False
+    for i in range(starts):
+        row = mem.starts[i]
+        read_free(w.machine, budget)
+        line = mem.lines.lines[jobs[row].gang_class]
+        if line.closed == 0 and try_to_place(w.table, w.machine, w.strategy, budget, row):
+            mem.starts[placed] = row
+            placed += 1
+        else:
+            line.closed = 1
+            refused = True
+            save_victims(w.table, w.machine, mem.victims[:victims], _unplaced_gpus(w, mem, starts, i + 1))
+    if refused:
+        placed = _hand_out_leftovers(w, mem, victims, placed)
+    for i in range(victims):
+        row = mem.victims[i]
+        if row >= 0:
+            suspend(w, row)
+            _stand_in_line(w, mem, rule, d, row)
+    for i in range(placed):
+        _start(w, mem, rule, d, mem.starts[i])
+
+
+@njit(cache=True)
+def _unplaced_gpus(w: World, mem: Memory, starts: int, first: int) -> int:
+    """GPUs that those still to be placed will need."""
+    jobs, total = w.table.jobs, 0
+    for i in range(first, starts):
+        job = jobs[mem.starts[i]]
+        if mem.lines.lines[job.gang_class].closed == 0:
+            total += job.gpus
+    return total
+
+
+@njit(cache=True)
+def _hand_out_leftovers(w: World, mem: Memory, victims: int, placed: int) -> int:
+    """What refusals left over goes to whoever is next in order: a victim stays, a waiting job starts."""
+    jobs, q, budget = w.table.jobs, mem.lines, mem.budget
+    read_free(w.machine, budget)
+    for i in range(victims):
+        row = mem.victims[i]
+        if row < 0:
+            continue
+        number = first_in_line(q, budget)
+        while number >= 0 and before(jobs, q.rows[q.lines[number].at], row):
+            placed = _start_leftover(w, mem, number, placed)
+            number = first_in_line(q, budget)
+        if keep_if_free(w.table, w.machine, row):
+            budget[jobs[row].node_kind] -= jobs[row].gpus
+            mem.victims[i] = -1
+    number = first_in_line(q, budget)
+    while number >= 0:
+        placed = _start_leftover(w, mem, number, placed)
+        number = first_in_line(q, budget)
+    return placed
+
+
+@njit(cache=True)
+def _start_leftover(w: World, mem: Memory, number: int, placed: int) -> int:
+    line = mem.lines.lines[number]
+    row = mem.lines.rows[line.at]
+    if try_to_place(w.table, w.machine, w.strategy, mem.budget, row):
+        mem.starts[placed] = row
+        placed += 1
+        line.at += 1
+    else:
+        line.closed = 1
+    return placed

@@ -1,0 +1,141 @@
+"""Waiting jobs in lines: one sorted line per gang class, all lines merged give the policy's order.
+
+Jobs of one class (same GPUs, same node kinds) fit or do not fit alike, so a decision looks only at the heads of lines
+that still fit and never walks past thousands of waiting jobs that cannot start. Places in a line are fixed while a job
+waits; whatever changes one (promotion, new distribution) takes the job out and puts it back.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from thebes.policy.fill import fitting_kind
+
+LINE = np.dtype(
+    [
+        ("gpus", np.int64),
+        ("kinds", np.int64),
+        ("first", np.int64),  # the line's room in `rows` is [first, first + room)
+        ("room", np.int64),
+        ("low", np.int64),  # its jobs are rows[low:high]
+        ("high", np.int64),
+        ("at", np.int64),  # the head, as a decision goes along the line
+        ("closed", np.int64),  # this decision found that nobody of this class can be placed
+    ]
+)
+
+
+class Lines(NamedTuple):
+    jobs: np.recarray
+    lines: np.recarray
+    rows: NDArray[np.int64]
+
+
+def lines_for(jobs: np.recarray) -> Lines:
+    """Empty lines with room for every job; `gang_class` numbers them."""
+    classes, example, counts = np.unique(jobs.gang_class, return_index=True, return_counts=True)
+    lines = np.recarray(len(classes), dtype=LINE)
+    lines.gpus, lines.kinds = jobs.gpus[example], jobs.kinds[example]
+    lines.room = counts
+    lines.first = np.concatenate(([0], np.cumsum(counts)[:-1]))
+    for column in ("low", "high", "at"):
+        lines[column] = lines.first
+    lines.closed = 0
+    return Lines(jobs, lines, np.zeros(len(jobs), dtype=np.int64))
+
+
+@njit(cache=True)
+def before(jobs: np.recarray, a: int, b: int) -> bool:
+    """Whether job `a` stands before job `b` in the policy's order."""
+    x, y = jobs[a], jobs[b]
+    if x.rank != y.rank:
+        return x.rank < y.rank
+    if x.key != y.key:
+        return x.key < y.key
+    return a < b
+
+
+@njit(cache=True)
+def _position(q: Lines, line: np.record, row: int) -> int:
+    """First place in the line whose job does not stand before `row`."""
+    low, high = line.low, line.high
+    while low < high:
+        middle = (low + high) >> 1
+        if before(q.jobs, q.rows[middle], row):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True)
+def enqueue(q: Lines, row: int) -> None:
+    """Put a job into its line by its rank and key; the shorter side of the line makes room."""
+    line = q.lines[q.jobs[row].gang_class]
+    at = _position(q, line, row)
+    room_left, room_right = line.low > line.first, line.high < line.first + line.room
+    if room_left and (not room_right or at - line.low < line.high - at):
+        for i in range(line.low, at):
+            q.rows[i - 1] = q.rows[i]
+        line.low -= 1
+        q.rows[at - 1] = row
+    else:
+        for i in range(line.high, at, -1):
+            q.rows[i] = q.rows[i - 1]
+        line.high += 1
+        q.rows[at] = row
+
+
+@njit(cache=True)
+def dequeue(q: Lines, row: int) -> None:
+    """Take a job out; its rank and key must be those it was put in with."""
+    line = q.lines[q.jobs[row].gang_class]
+    at = _position(q, line, row)
+    if at - line.low < line.high - 1 - at:
+        for i in range(at, line.low, -1):
+            q.rows[i] = q.rows[i - 1]
+        line.low += 1
+    else:
+        for i in range(at, line.high - 1):
+            q.rows[i] = q.rows[i + 1]
+        line.high -= 1
+
+
+@njit(cache=True)
+def to_the_heads(q: Lines) -> None:
+    """Begin a decision: every line open, looked at from its head."""
+    for number in range(q.lines.size):
+        line = q.lines[number]
+        line.at = line.low
+        line.closed = 0
+
+
+@njit(cache=True)
+def first_in_line(q: Lines, budget: NDArray[np.int64]) -> int:
+    """The line whose head comes first in the order, among open lines whose gangs fit the budget; -1 when there is none."""
+    best = np.int64(-1)
+    for number in range(q.lines.size):
+        line = q.lines[number]
+        if (
+            line.at < line.high
+            and line.closed == 0
+            and fitting_kind(budget, line.kinds, line.gpus) >= 0
+            and (best < 0 or before(q.jobs, q.rows[line.at], q.rows[q.lines[best].at]))
+        ):
+            best = number
+    return best
+
+
+@njit(cache=True)
+def first_of_all(q: Lines) -> int:
+    """As `first_in_line`, but whether it fits or not: what a strict policy has to wait for."""
+    best = np.int64(-1)
+    for number in range(q.lines.size):
+        line = q.lines[number]
+        if line.at < line.high and (best < 0 or before(q.jobs, q.rows[line.at], q.rows[q.lines[best].at])):
+            best = number
+    return best

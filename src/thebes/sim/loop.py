@@ -1,0 +1,199 @@
+"""The general path: any policy, asked through its View, event by event.
+
+Time and everything that costs time run in compiled code; once per instant the policy gets a View and answers with a
+Decision, which is checked, compared with what is (`diff`) and carried out. The live controller does the same with a real
+clock and real processes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from thebes.model.cluster import Cluster
+from thebes.model.decision import FAULTS, Decision, diff, faults
+from thebes.model.errors import UserError
+from thebes.model.jobs import NEVER, WAITING, gpus_of
+from thebes.model.machine import copy_of, occupy, release
+from thebes.model.view import DISTRIBUTION, JobsView, Sketch, View
+from thebes.policy.base import Policy
+from thebes.sim.calendar import Calendar, calendar_for, next_event_s, schedule
+from thebes.sim.world import World, arrive, begin, depart, finish, promote, set_queue, step_timeline, submit, suspend
+
+# Why `advance` came back.
+ASK, DONE, LOG_FULL = range(3)
+
+
+class Alive(NamedTuple):
+    """Rows of the jobs submitted and not finished, ascending: rows[:size[0]]."""
+
+    rows: NDArray[np.int64]
+    size: NDArray[np.int64]
+
+
+@njit(cache=True)
+def advance(w: World, calendar: Calendar, alive: Alive, wake_s: float) -> int:
+    """Go to the next instant at which anything happens: finishes, submissions, or the policy's own wake-up."""
+    jobs, clock = w.table.jobs, w.clock[0]
+    now_s = min(wake_s, next_event_s(calendar))
+    if clock.arrived < jobs.size:
+        now_s = min(now_s, jobs[clock.arrived].submit_s)
+    if now_s == NEVER:
+        return DONE
+    clock.now_s = now_s
+    while next_event_s(calendar) <= now_s:
+        row = calendar.rows[0]
+        schedule(calendar, row, NEVER)
+        finish(w, row)
+        at = np.searchsorted(alive.rows[: alive.size[0]], row)
+        for i in range(at, alive.size[0] - 1):
+            alive.rows[i] = alive.rows[i + 1]
+        alive.size[0] -= 1
+    while clock.arrived < jobs.size and jobs[clock.arrived].submit_s <= now_s:
+        alive.rows[alive.size[0]] = clock.arrived
+        alive.size[0] += 1
+        submit(w, clock.arrived)
+        if w.log.size - clock.logged < 4 * alive.size[0] + 1024:
+            return LOG_FULL
+    return ASK if w.log.size - clock.logged >= 4 * alive.size[0] + 1024 else LOG_FULL
+
+
+@njit(cache=True)
+def carry_out(
+    w: World,
+    calendar: Calendar,
+    rows: NDArray[np.int64],
+    gpus: NDArray[np.int64],
+    suspended: NDArray[np.int64],
+    started: NDArray[np.int64],
+    migrated: NDArray[np.int64],
+    offset: NDArray[np.int64],
+    promoted: NDArray[np.int64],
+) -> None:
+    """Do what a sound Decision asks for. `started` and `migrated` are positions in `rows`."""
+    for row in promoted:
+        promote(w, row)
+    for row in suspended:
+        release(w.machine, gpus_of(w.table, row))
+        suspend(w, row)
+        schedule(calendar, row, NEVER)
+    for i in migrated:
+        depart(w, rows[i])
+    for i in migrated:
+        gpus_of(w.table, rows[i])[:] = gpus[offset[i] : offset[i] + w.table.jobs[rows[i]].gpus]
+        arrive(w, rows[i])
+        schedule(calendar, rows[i], w.table.jobs[rows[i]].finish_s)
+    for i in started:
+        row = rows[i]
+        gpus_of(w.table, row)[:] = gpus[offset[i] : offset[i] + w.table.jobs[row].gpus]
+        occupy(w.machine, row, gpus_of(w.table, row))
+        begin(w, row)
+        schedule(calendar, row, w.table.jobs[row].finish_s)
+    w.clock[0].decisions += 1
+
+
+@njit(cache=True)
+def note_queues(w: World, rows: NDArray[np.int64], queues: NDArray[np.int64]) -> None:
+    for i in range(rows.size):
+        set_queue(w, rows[i], queues[i])
+
+
+class Loop:
+    """One simulation under one policy; `run` goes on until done or for so many instants."""
+
+    def __init__(self, world: World, cluster: Cluster, policy: Policy, *, checks: bool) -> None:
+        count = len(world.table.jobs)
+        self.world = world
+        self.cluster = cluster
+        self.policy = policy
+        self.checks = checks
+        self.calendar = calendar_for(world.table.jobs)
+        self.alive = Alive(np.zeros(count, dtype=np.int64), np.zeros(1, dtype=np.int64))
+        self.sketch = Sketch(copy_of(world.machine), world.table.slots.copy(), np.zeros(count, dtype=np.bool_))
+        self.gang_classes = int(world.table.jobs.gang_class.max()) + 1
+        self.taken = np.zeros(len(world.machine.gpus), dtype=np.bool_)
+        self.wake_s = NEVER
+        self.memory: object = None
+
+    def run(self, instants: int) -> int:
+        """DONE, LOG_FULL (give the log more room and go on) or ASK (there is more to do)."""
+        for _ in range(instants):
+            status = advance(self.world, self.calendar, self.alive, self.wake_s)
+            if status != ASK:
+                return status
+            if self.alive.size[0]:
+                self._decide()
+            else:
+                self.wake_s = NEVER
+            step_timeline(self.world)
+        return ASK
+
+    def grow_log(self) -> None:
+        self.world = with_longer_log(self.world)
+
+    def view(self) -> View:
+        world, needs = self.world, self.policy.needs
+        now_s = float(world.clock[0].now_s)
+        rows = self.alive.rows[: self.alive.size[0]].copy()
+        return View(
+            now_s=now_s,
+            cluster=self.cluster,
+            jobs=JobsView(world.table, rows, now_s, needs),
+            machine=world.machine,
+            _table=world.table,
+            _sketch=self.sketch,
+            _strategy=world.strategy,
+            _gang_classes=self.gang_classes,
+            finished_gpu_s=world.services[: world.clock[0].finished if DISTRIBUTION in needs else 0],
+            memory=self.memory,
+        )
+
+    def _decide(self) -> None:
+        view = self.view()
+        decision = self.policy.decide(view)
+        if self.checks:
+            self._check(decision, view.now_s)
+        if not decision.wake_s > view.now_s:
+            raise UserError(
+                f"policy {self.policy.label}: at {view.now_s:g} s it asks to be woken at {decision.wake_s:g} s, which is not later",
+                hint="wake_s is an instant after view.now_s; leave it out if nothing changes by itself",
+            )
+        actions = diff(self.world.table, view.jobs.rows, decision)
+        carry_out(
+            self.world,
+            self.calendar,
+            decision.rows,
+            decision.gpus,
+            actions.suspend,
+            actions.start,
+            actions.migrate,
+            actions.offset,
+            decision.promote,
+        )
+        if decision.queues is not None:
+            note_queues(self.world, view.jobs.rows, decision.queues)
+        self.wake_s = decision.wake_s
+        self.memory = decision.memory
+
+    def _check(self, decision: Decision, now_s: float) -> None:
+        fault, row = faults(self.world.table, self.world.machine, decision.rows, decision.gpus, self.taken)
+        if not fault and any(self.world.table.jobs.phase[decision.promote] != WAITING):
+            fault, row = len(FAULTS), int(decision.promote[0])
+        if fault:
+            what = FAULTS[fault] if fault < len(FAULTS) else "promotes a job that is not waiting"
+            raise UserError(
+                f"policy {self.policy.label}: its decision at {now_s:g} s {what} (job row {row})",
+                hint="a Decision names whole gangs on free GPUs; `thebes.fill(view, order)` makes one from an order",
+            )
+
+
+def with_longer_log(world: World) -> World:
+    """The same world with twice the room for events."""
+    longer = np.recarray(2 * len(world.log), dtype=world.log.dtype)
+    longer[: len(world.log)] = world.log
+    return world._replace(log=longer)
+
+

@@ -1,0 +1,253 @@
+"""`simulate`: one trace on one cluster under one policy, from files or objects to a Result."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from thebes.model.cluster import Cluster
+from thebes.model.errors import UserError
+from thebes.model.jobs import FINISHED, NEVER
+from thebes.model.parameters import parameters_of, show_value
+from thebes.model.trace import Trace
+from thebes.perf import SpeedModel, Tiers
+from thebes.perf import find as find_perf
+from thebes.placement import Consolidate, Placement
+from thebes.placement import find as find_placement
+from thebes.policy import Policy
+from thebes.policy import find as find_policy
+from thebes.policy.priority import PriorityPolicy, distribution_of
+from thebes.policy.tiresias_compat import TiresiasCompat
+from thebes.report.metrics import summarise
+from thebes.sim import fast, loop
+from thebes.sim.calendar import calendar_for
+from thebes.sim.costs import Costs
+from thebes.sim.lines import lines_for
+from thebes.sim.result import EVENT_KINDS, Result
+from thebes.sim.setup import Workload, build_world, prepare
+from thebes.sim.world import FAULTS, World
+from thebes.trace import read
+from thebes.trace.cluster_file import read_cluster
+
+# Instants simulated between two looks at the progress bar (and at Ctrl-C).
+STRETCH = 20_000
+
+Progress = Callable[[int, int, float], None]  # jobs finished, jobs in all, simulated seconds
+
+
+@dataclass(frozen=True)
+class Options:
+    """All that a simulation can be told, beyond trace, cluster and policy."""
+
+    placement: Placement = dataclasses.field(default_factory=Consolidate)
+    perf: SpeedModel = dataclasses.field(default_factory=Tiers)
+    costs: Costs = dataclasses.field(default_factory=Costs)
+    seed: int = 0
+    limit: int | None = None
+    skip_oversize: bool = False
+    ignore_gpu_type: bool = False
+    checks: bool = True
+    fast: bool = True  # priority policies in compiled code; no: through View and Decision, like any other policy
+
+
+def simulate(
+    trace: Trace | str | Path,
+    cluster: Cluster | str,
+    policy: Policy | str,
+    *,
+    placement: Placement | str = "consolidate",
+    perf: SpeedModel | str = "tiers",
+    costs: Costs | None = None,
+    seed: int = 0,
+    limit: int | None = None,
+    skip_oversize: bool = False,
+    ignore_gpu_type: bool = False,
+    checks: bool = True,
+    fast: bool = True,
+    progress: Progress | None = None,
+) -> Result:
+    """Replay a trace on a cluster under a policy.
+
+    Names and paths stand for objects: `simulate("jobs.csv", "8x8", "tiresias-l")`. `checks=False` leaves out the checker
+    of every decision. A run that ends with jobs unfinished is an error that names them.
+    """
+    options = Options(
+        placement=find_placement(placement)() if isinstance(placement, str) else placement,
+        perf=find_perf(perf)() if isinstance(perf, str) else perf,
+        costs=costs or Costs(),
+        seed=seed,
+        limit=limit,
+        skip_oversize=skip_oversize,
+        ignore_gpu_type=ignore_gpu_type,
+        checks=checks,
+        fast=fast,
+    )
+    return run(
+        trace if isinstance(trace, Trace) else read(trace),
+        cluster if isinstance(cluster, Cluster) else read_cluster(cluster),
+        find_policy(policy)() if isinstance(policy, str) else policy,
+        options,
+        progress,
+    )
+
+
+def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progress: Progress | None = None) -> Result:
+    """As `simulate`, with everything made beforehand."""
+    if isinstance(policy, TiresiasCompat):
+        from thebes.sim.compat import run_compat
+
+        return run_compat(trace, cluster, policy, options)
+    work = prepare(
+        trace,
+        cluster,
+        options.placement,
+        seed=options.seed,
+        limit=options.limit,
+        skip_oversize=options.skip_oversize,
+        ignore_gpu_type=options.ignore_gpu_type,
+    )
+    world = build_world(work, cluster, options.placement, options.perf, options.costs, options.seed)
+    began = time.perf_counter()
+    if options.fast and isinstance(policy, PriorityPolicy):
+        world = _run_fast(world, policy, options, progress)
+    else:
+        world = _run_loop(world, cluster, policy, options, progress)
+    wall_seconds = time.perf_counter() - began
+    _refuse_unfinished(world, work, policy, options)
+    return _result(trace, cluster, policy, options, work, world, wall_seconds)
+
+
+def _run_fast(world: World, policy: PriorityPolicy, options: Options, progress: Progress | None) -> World:
+    jobs = world.table.jobs
+    rule, given = policy.rule(), policy.samples()
+    distribution = distribution_of(given, room=len(jobs))
+    memory = fast.memory_for(
+        world, lines_for(jobs), calendar_for(jobs), given, learns=bool(policy.learn), checks=options.checks
+    )
+    status = fast.PAUSED
+    while status != fast.DONE:
+        status = fast.run(world, memory, rule, distribution, STRETCH)
+        if status == fast.LOG_FULL:
+            world = loop.with_longer_log(world)
+        elif status == fast.UNSOUND:
+            raise AssertionError(f"{FAULTS[memory.sizes[2]]} (job row {memory.sizes[3]}) at {world.clock[0].now_s} s: please report")
+        if progress:
+            progress(int(world.clock[0].finished), len(jobs), float(world.clock[0].now_s))
+    return world
+
+
+def _run_loop(world: World, cluster: Cluster, policy: Policy, options: Options, progress: Progress | None) -> World:
+    simulation = loop.Loop(world, cluster, policy, checks=options.checks)
+    status = loop.ASK
+    while status != loop.DONE:
+        status = simulation.run(STRETCH // 20)
+        if status == loop.LOG_FULL:
+            simulation.grow_log()
+        if progress:
+            clock = simulation.world.clock[0]
+            progress(int(clock.finished), len(world.table.jobs), float(clock.now_s))
+    return simulation.world
+
+
+def _refuse_unfinished(world: World, work: Workload, policy: Policy, options: Options) -> None:
+    """Nothing fails silently: a run in which nothing more can happen must have finished every job."""
+    unfinished = np.flatnonzero(world.table.jobs.phase != FINISHED)
+    if len(unfinished):
+        ids = work.jobs["job_id"].gather(unfinished[:5]).to_list()
+        more = f" and {len(unfinished) - 5} more" if len(unfinished) > 5 else ""
+        raise UserError(
+            f"{len(unfinished)} of {len(work.gpus)} jobs never finished under {policy.label} with placement "
+            f"{options.placement.name}: {', '.join(ids)}{more}",
+            hint="nothing was left that could start them: the policy or the placement passes them over for ever",
+        )
+
+
+def _result(
+    trace: Trace, cluster: Cluster, policy: Policy, options: Options, work: Workload, world: World, wall_seconds: float
+) -> Result:
+    jobs, clock = _jobs_frame(work, world), world.clock[0]
+    timeline = pl.DataFrame({name: world.timeline[name][: clock.steps].copy() for name in world.timeline.dtype.names})
+    notes = (*trace.notes, *work.notes)
+    metrics = summarise(
+        policy=policy.label,
+        placement=options.placement.name,
+        trace=trace.name,
+        cluster=cluster.name,
+        total_gpus=cluster.total_gpus,
+        jobs=jobs,
+        events=int(clock.events),
+        wall_seconds=wall_seconds,
+        timeline=timeline,
+        parameters=settings_of(policy, options),
+        perf=options.perf.name,
+    )
+    return Result(
+        policy=policy.label,
+        placement=options.placement.name,
+        cluster=cluster.name,
+        total_gpus=cluster.total_gpus,
+        trace=trace,
+        jobs=jobs,
+        events=_events_frame(world),
+        timeline=timeline,
+        metrics=metrics,
+        notes=notes,
+    )
+
+
+def settings_of(policy: Policy, options: Options) -> dict[str, Any]:
+    """Every parameter in force, as `--set` would take it: what is needed to repeat the run."""
+    settings: dict[str, Any] = {name: show_value(getattr(policy, name)) for name in parameters_of(type(policy))}
+    for prefix, owner in (("placement", options.placement), ("perf", options.perf), ("cost", options.costs)):
+        settings |= {f"{prefix}.{name}": show_value(getattr(owner, name)) for name in parameters_of(type(owner))}
+    return settings | {"seed": options.seed}
+
+
+def _jobs_frame(work: Workload, world: World) -> pl.DataFrame:
+    jobs = world.table.jobs
+    finished = jobs.phase == FINISHED
+    ran_s = np.where(jobs.executed_s > 0, jobs.executed_s, 1.0)
+    kept = work.jobs.select("job_id", "user", "vc")
+    return kept.with_columns(
+        pl.Series("model", work.models, dtype=pl.String),
+        pl.Series("gpus", jobs.gpus.astype(np.float64)),
+        pl.Series("submit_s", jobs.submit_s),
+        pl.Series("duration_s", jobs.work_s),
+        _times("first_start_s", jobs.first_start_s, jobs.first_start_s < NEVER),
+        _times("finish_s", jobs.finish_s, finished),
+        _times("jct_s", jobs.finish_s - jobs.submit_s, finished),
+        _times("queue_delay_s", jobs.waited_s, finished),
+        _times("first_wait_s", jobs.first_start_s - jobs.submit_s, jobs.first_start_s < NEVER),
+        *(pl.Series(name, jobs[name].copy()) for name in ("preemptions", "promotions", "demotions", "migrations")),
+        *(pl.Series(name, jobs[name].copy()) for name in ("useful_gpu_s", "overhead_gpu_s", "lost_gpu_s")),
+        pl.Series("idle_held_gpu_s", jobs.idle_gpu_s.copy()),
+        pl.Series("nodes_last", jobs.nodes.copy()),
+        pl.Series("speed_mean", np.where(jobs.executed_s > 0, jobs.work_s / ran_s, np.nan)),
+    )
+
+
+def _times(name: str, values: np.ndarray[Any, Any], known: np.ndarray[Any, Any]) -> pl.Series:
+    return pl.Series(name, np.where(known, values, np.nan)).fill_nan(None)
+
+
+def _events_frame(world: World) -> pl.DataFrame:
+    log = world.log[: world.clock[0].logged]
+    kinds = pl.Series("kind", EVENT_KINDS, dtype=pl.Enum(EVENT_KINDS))
+    return pl.DataFrame(
+        {
+            "time_s": log.time_s.copy(),
+            "job": log.job.copy(),
+            "kind": kinds.gather(log.event.astype(np.uint32)),
+            "gpus": log.gpus.copy(),
+            "nodes": log.nodes.copy(),
+        }
+    )
+
+

@@ -1,0 +1,386 @@
+"""The simulated world: what it costs to start, suspend and resume, and the account of every GPU-second held.
+
+A hold goes through three stretches: idle (its GPUs are given, but the last owner of some is still writing its state, or
+the job's own state is not yet written), overhead (start or restore), running. A suspended job's GPUs stay busy until its
+state is written. Every stretch is charged when it ends, to the job that caused it, so the account adds up exactly.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from thebes.model.jobs import FINISHED, HELD, NEVER, WAITING, JobTable, gpus_of, running_s
+from thebes.model.machine import Machine, nodes_spanned, occupy, release, tier_spanned
+from thebes.placement.strategies import Strategy
+
+# Event kinds: positions in thebes.sim.result.EVENT_KINDS.
+FINISH, SUBMIT, DEMOTE, PROMOTE, SUSPEND, START, RESUME, MIGRATE = range(8)
+
+EVENT = np.dtype(
+    [("time_s", np.float64), ("job", np.uint32), ("event", np.int8), ("gpus", np.int32), ("nodes", np.int32)]
+)
+STEP = np.dtype(
+    [
+        ("time_s", np.float64),
+        ("busy_gpus", np.int64),
+        ("waiting_jobs", np.int64),
+        ("running_jobs", np.int64),
+        ("waiting_gpus", np.int64),
+    ]
+)
+CLOCK = np.dtype(
+    [
+        ("now_s", np.float64),
+        ("arrived", np.int64),  # jobs submitted so far
+        ("finished", np.int64),
+        ("held", np.int64),
+        ("waiting", np.int64),
+        ("busy_gpus", np.int64),
+        ("waiting_gpus", np.int64),
+        ("decisions", np.int64),
+        ("events", np.int64),
+        ("logged", np.int64),
+        ("steps", np.int64),
+        ("step_gap_s", np.float64),  # the timeline's resolution; grows when it would get too long
+        ("observed", np.int64),  # placements that `skew` has learned from
+    ]
+)
+COSTS = np.dtype(
+    [
+        ("start_s", np.float64),
+        ("start_s_per_gib", np.float64),
+        ("suspend_s", np.float64),
+        ("suspend_s_per_gib", np.float64),
+        ("resume_s", np.float64),
+        ("resume_s_per_gib", np.float64),
+        ("saves", np.int64),  # 1: state is saved on suspend; 0: killed, back to the last periodic checkpoint
+        ("checkpoint_every_s", np.float64),
+    ]
+)
+OBSERVATION = np.dtype([("skew", np.float64), ("speed", np.float64)])
+
+
+class World(NamedTuple):
+    """All of it, as compiled code takes it."""
+
+    table: JobTable
+    machine: Machine
+    strategy: Strategy
+    costs: np.recarray  # one record
+    clock: np.recarray  # one record
+    speeds: NDArray[np.float64]  # [model class, tier]
+    log: np.recarray  # EVENT
+    timeline: np.recarray  # STEP
+    services: NDArray[np.float64]  # GPU-seconds run by each finished job, in order of finish
+    observations: np.recarray  # OBSERVATION ring: how fast spread-out gangs ran
+    learns: NDArray[np.bool_]  # one cell: whether `skew` learns its limit
+
+
+@njit(cache=True)
+def record(w: World, row: int, event: int, nodes: int) -> None:
+    clock = w.clock[0]
+    entry = w.log[clock.logged]
+    entry.time_s = clock.now_s
+    entry.job = row
+    entry.event = event
+    entry.gpus = w.table.jobs[row].gpus
+    entry.nodes = nodes
+    clock.logged += 1
+    clock.events += 1
+
+
+@njit(cache=True)
+def step_timeline(w: World) -> None:
+    """Write the state that holds from now on; steps closer than the resolution overwrite each other."""
+    clock = w.clock[0]
+    at = clock.steps
+    if at > 0 and clock.now_s - w.timeline[at - 1].time_s < clock.step_gap_s:
+        at -= 1
+    elif at == w.timeline.size:
+        at = _thin_out(w)
+    if at == clock.steps:
+        clock.steps += 1
+        w.timeline[at].time_s = clock.now_s
+    step = w.timeline[at]
+    step.busy_gpus = clock.busy_gpus
+    step.waiting_jobs = clock.waiting
+    step.running_jobs = clock.held
+    step.waiting_gpus = clock.waiting_gpus
+
+
+@njit(cache=True)
+def _thin_out(w: World) -> int:
+    """Keep every second step and double the resolution, so that no run is too long for memory."""
+    clock = w.clock[0]
+    kept = (clock.steps + 1) // 2
+    for i in range(kept):
+        kept_step, step = w.timeline[i], w.timeline[2 * i]
+        kept_step.time_s = step.time_s
+        kept_step.busy_gpus = step.busy_gpus
+        kept_step.waiting_jobs = step.waiting_jobs
+        kept_step.running_jobs = step.running_jobs
+        kept_step.waiting_gpus = step.waiting_gpus
+    span_s = w.timeline[kept - 1].time_s - w.timeline[0].time_s
+    clock.step_gap_s = max(2.0 * clock.step_gap_s, span_s / w.timeline.size)
+    clock.steps = kept
+    return kept
+
+
+@njit(cache=True)
+def submit(w: World, row: int) -> None:
+    clock, job = w.clock[0], w.table.jobs[row]
+    job.phase = WAITING
+    job.since_s = job.submit_s
+    clock.arrived += 1
+    clock.waiting += 1
+    clock.waiting_gpus += job.gpus
+    record(w, row, SUBMIT, 0)
+
+
+@njit(cache=True)
+def hold(w: World, row: int) -> None:
+    """The job holds its slots from now on (the machine knows already); works out when it will run and end."""
+    clock, job, costs = w.clock[0], w.table.jobs[row], w.costs[0]
+    now_s, gpus = clock.now_s, gpus_of(w.table, row)
+    wait_s = now_s - job.since_s
+    job.waited_s += wait_s
+    if job.first_start_s < NEVER:
+        job.aged_wait_s += wait_s
+    gpus_clear_s = now_s
+    for gpu in gpus:
+        gpus_clear_s = max(gpus_clear_s, w.machine.gpus[gpu].clear_s)
+    if job.executed_s > 0.0:
+        cost_s = costs.resume_s + costs.resume_s_per_gib * job.state_gib
+    else:
+        cost_s = costs.start_s + costs.start_s_per_gib * job.state_gib
+    tier = tier_spanned(w.machine, gpus)
+    job.phase = HELD
+    job.since_s = now_s
+    job.ready_s = max(gpus_clear_s, job.ready_s)
+    job.run_from_s = job.ready_s + cost_s
+    job.speed = w.speeds[job.model_class, tier] / w.speeds[job.model_class, job.best_tier]
+    job.finish_s = job.run_from_s + job.left_s / job.speed
+    job.nodes = nodes_spanned(w.machine, gpus)
+    job.node_kind = w.machine.nodes[w.machine.gpus[gpus[0]].node].node_kind
+    job.holds += 1
+    clock.held += 1
+    clock.waiting -= 1
+    clock.busy_gpus += job.gpus
+    clock.waiting_gpus -= job.gpus
+
+
+@njit(cache=True)
+def begin(w: World, row: int) -> None:
+    """Start or resume a waiting job on its slots."""
+    job = w.table.jobs[row]
+    first = job.first_start_s == NEVER
+    hold(w, row)
+    if first:
+        job.first_start_s = w.clock[0].now_s
+    record(w, row, START if first else RESUME, job.nodes)
+
+
+@njit(cache=True)
+def _charge_hold(w: World, row: int) -> float:
+    """Close the account of this hold; returns the seconds it ran."""
+    now_s, job = w.clock[0].now_s, w.table.jobs[row]
+    idle_until_s = min(now_s, job.ready_s)
+    for gpu in gpus_of(w.table, row):  # the last owner pays until its state is written
+        job.idle_gpu_s += max(0.0, idle_until_s - max(job.since_s, w.machine.gpus[gpu].clear_s))
+    job.overhead_gpu_s += job.gpus * max(0.0, min(now_s, job.run_from_s) - job.ready_s)
+    ran_s = running_s(job, now_s)
+    job.useful_gpu_s += job.gpus * ran_s
+    job.executed_s += ran_s
+    job.age_s += ran_s
+    return ran_s
+
+
+@njit(cache=True)
+def _observe(w: World, row: int, ran_s: float) -> None:
+    """Remember how fast a gang ran that was spread over more nodes than it needed."""
+    job = w.table.jobs[row]
+    if w.learns[0] and ran_s > 0.0 and job.nodes > job.min_nodes:
+        seen = w.observations[w.clock[0].observed % w.observations.size]
+        seen.skew = job.skew
+        seen.speed = job.speed
+        w.clock[0].observed += 1
+        if w.clock[0].observed % LEARN_EVERY == 0:
+            count = min(w.clock[0].observed, w.observations.size)
+            w.strategy.pack_limit[0] = learned_pack_limit(w.observations[:count])
+
+
+LEARN_EVERY = 20
+NEEDS_CONSOLIDATION_BELOW = 0.95
+
+
+@njit(cache=True)
+def learned_pack_limit(seen: np.recarray) -> float:
+    """PACKLIMIT as the best one-feature linear classifier: above it, spreading a gang out has slowed it down.
+
+    Every cut between two skews seen is tried; the one that misjudges fewest placements wins. Infinite (consolidate
+    nobody) while no placement was slowed down.
+    """
+    n = seen.size
+    order = np.argsort(np.array([seen[i].skew for i in range(n)]))
+    slowed_above = 0
+    for i in range(n):
+        slowed_above += seen[i].speed < NEEDS_CONSOLIDATION_BELOW
+    wrong = n - slowed_above  # cut below everything: all are consolidated, those not slowed are misjudged
+    best_wrong, best_cut = wrong, -1.0
+    for i in range(n):
+        slowed = seen[order[i]].speed < NEEDS_CONSOLIDATION_BELOW
+        wrong += 1 if slowed else -1
+        last = i == n - 1
+        skew = seen[order[i]].skew
+        if (last or seen[order[i + 1]].skew > skew) and wrong < best_wrong:
+            best_wrong = wrong
+            best_cut = NEVER if last else 0.5 * (skew + seen[order[i + 1]].skew)
+    return best_cut
+
+
+@njit(cache=True)
+def _vacate(w: World, row: int) -> None:
+    """Stop running: charge the hold, write the state out. The machine's GPUs are the caller's business."""
+    clock, job, costs = w.clock[0], w.table.jobs[row], w.costs[0]
+    now_s = clock.now_s
+    ran_s = _charge_hold(w, row)
+    _observe(w, row, ran_s)
+    kept_s, suspend_s = ran_s, 0.0
+    if costs.saves == 1:
+        if ran_s > 0.0:  # nothing new to write otherwise
+            suspend_s = costs.suspend_s + costs.suspend_s_per_gib * job.state_gib
+    else:
+        every_s = costs.checkpoint_every_s
+        kept_s = np.floor(ran_s / every_s) * every_s if every_s > 0.0 else 0.0
+        lost_gpu_s = job.gpus * (ran_s - kept_s)
+        job.useful_gpu_s -= lost_gpu_s
+        job.lost_gpu_s += lost_gpu_s
+    job.left_s -= kept_s * job.speed
+    job.overhead_gpu_s += job.gpus * suspend_s
+    job.ready_s = now_s + suspend_s
+    for gpu in gpus_of(w.table, row):
+        slot = w.machine.gpus[gpu]
+        slot.clear_s = max(slot.clear_s, now_s + suspend_s)
+    job.phase = WAITING
+    job.since_s = now_s
+    job.run_from_s = NEVER
+    job.finish_s = NEVER
+    clock.held -= 1
+    clock.waiting += 1
+    clock.busy_gpus -= job.gpus
+    clock.waiting_gpus += job.gpus
+
+
+@njit(cache=True)
+def suspend(w: World, row: int) -> None:
+    """Preempt a job whose GPUs the machine has already released."""
+    _vacate(w, row)
+    w.table.jobs[row].preemptions += 1
+    record(w, row, SUSPEND, 0)
+
+
+@njit(cache=True)
+def depart(w: World, row: int) -> None:
+    """First half of a migration: suspend the job here, free its GPUs."""
+    release(w.machine, gpus_of(w.table, row))
+    _vacate(w, row)
+
+
+@njit(cache=True)
+def arrive(w: World, row: int) -> None:
+    """Second half: resume on its new slots. All departures of a decision come first, so that jobs can swap places."""
+    job = w.table.jobs[row]
+    occupy(w.machine, row, gpus_of(w.table, row))
+    hold(w, row)
+    job.migrations += 1
+    record(w, row, MIGRATE, job.nodes)
+
+
+@njit(cache=True)
+def finish(w: World, row: int) -> None:
+    clock, job = w.clock[0], w.table.jobs[row]
+    ran_s = _charge_hold(w, row)
+    _observe(w, row, ran_s)
+    release(w.machine, gpus_of(w.table, row))
+    w.services[clock.finished] = job.executed_s * job.gpus
+    job.left_s = 0.0
+    job.phase = FINISHED
+    clock.finished += 1
+    clock.held -= 1
+    clock.busy_gpus -= job.gpus
+    record(w, row, FINISH, 0)
+
+
+@njit(cache=True)
+def promote(w: World, row: int) -> None:
+    """Back to the first queue: the age that decides priority starts again, the work done stays done."""
+    job = w.table.jobs[row]
+    job.age_s = 0.0
+    job.aged_wait_s = 0.0
+    job.waited_s += w.clock[0].now_s - job.since_s
+    job.since_s = w.clock[0].now_s
+    job.promotions += 1
+    job.queue = 0
+    record(w, row, PROMOTE, 0)
+
+
+@njit(cache=True)
+def set_queue(w: World, row: int, queue: int) -> None:
+    """Remember the queue that the policy put a job in, and tell of demotions."""
+    job = w.table.jobs[row]
+    if queue > job.queue:
+        job.demotions += 1
+        record(w, row, DEMOTE, 0)
+    job.queue = queue
+
+
+# What the checker found; 0 is good.
+FAULTS = (
+    "",
+    "a job that holds no GPUs is noted as the owner of one",
+    "a job holds fewer or more GPUs than its gang has",
+    "a GPU is held by two jobs",
+    "a job sits on GPUs of a kind that it did not ask for",
+    "the set of running jobs differs from the allocation",
+    "the index of free GPUs is wrong",
+)
+SOUND, GHOST_HOLDER, GANG_BROKEN, DOUBLE_BOOKED, WRONG_KIND, SETS_DIFFER, INDEX_WRONG = range(7)
+
+
+@njit(cache=True)
+def check_world(w: World) -> tuple[int, int]:
+    """Design rule 3 on the state itself, in one pass over the GPUs: (fault, job row)."""
+    jobs, machine, clock = w.table.jobs, w.machine, w.clock[0]
+    owned, gangs, gang_gpus, node_free = 0, 0, 0, 0
+    for gpu in range(machine.gpus.size):
+        row = machine.gpus[gpu].owner
+        node = machine.nodes[machine.gpus[gpu].node]
+        if gpu == node.first:
+            node_free = 0
+        if row < 0:
+            node_free += 1
+        else:
+            owned += 1
+            if jobs[row].phase != HELD:
+                return GHOST_HOLDER, row
+            if gpus_of(w.table, row)[0] == gpu:  # a gang is looked at once, at its first GPU
+                gangs += 1
+                gang_gpus += jobs[row].gpus
+                last = -1
+                for other in gpus_of(w.table, row):
+                    if other <= last or machine.gpus[other].owner != row:
+                        return DOUBLE_BOOKED if other > last else GANG_BROKEN, row
+                    if not (jobs[row].kinds >> machine.nodes[machine.gpus[other].node].node_kind) & 1:
+                        return WRONG_KIND, row
+                    last = other
+        if gpu == node.first + node.gpus - 1 and node_free != node.free:
+            return INDEX_WRONG, -1
+    if owned != gang_gpus:
+        return GANG_BROKEN, -1
+    if gangs != clock.held or owned != clock.busy_gpus:
+        return SETS_DIFFER, -1
+    return SOUND, -1
