@@ -165,14 +165,13 @@ def from_tiresias_csv(text: str, name: str) -> Cluster:
             values[column] = int(cell)
         except ValueError:
             raise UserError(
-                f"{name}, line 2, column '{column}': '{cell}' is not a whole number", hint="write it in digits, such as 8"
+                f"{name}, line 2, column '{column}': '{cell}' is not a whole number",
+                hint="write it in digits, such as 8",
             ) from None
     for column in TIRESIAS_COLUMNS[:3]:
         if values.get(column, 0) < 1:
             raise UserError(f"{name}, line 2, column '{column}': must be at least 1", hint="a cluster needs GPUs")
-    kind = NodeKind(
-        values["num_gpu_p_node"], cpus=values.get("num_cpu_p_node"), memory_gib=values.get("mem_p_node")
-    )
+    kind = NodeKind(values["num_gpu_p_node"], cpus=values.get("num_cpu_p_node"), memory_gib=values.get("mem_p_node"))
     return uniform(name, values["num_switch"], values["num_node_p_switch"], kind)
 
 
@@ -224,7 +223,9 @@ def _positive(table: Mapping[str, Any], key: str, where: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise UserError(f"{where}: {key} = {value!r} is not a positive number", hint=f"leave {key} out if it is unknown")
+        raise UserError(
+            f"{where}: {key} = {value!r} is not a positive number", hint=f"leave {key} out if it is unknown"
+        )
     return float(value)
 
 
@@ -256,7 +257,10 @@ def _racks(table: Mapping[str, Any], count: int, rack_names: list[str], where: s
     if "racks" in table:
         racks = _whole(table, "racks", where)
         if count % racks:
-            raise UserError(f"{where}: {count} nodes do not spread evenly over {racks} racks", hint="use one [[node]] table per rack")
+            raise UserError(
+                f"{where}: {count} nodes do not spread evenly over {racks} racks",
+                hint="use one [[node]] table per rack",
+            )
         first = len(rack_names)
         rack_names += [f"rack{first + i}" for i in range(racks)]
         return [first + i // (count // racks) for i in range(count)]

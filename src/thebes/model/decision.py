@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from thebes.model.compiled import compiled
 from thebes.model.jobs import HELD, NEVER, WAITING, JobTable, gpus_of
 from thebes.model.machine import Machine
 
@@ -66,8 +66,10 @@ FAULTS = (
 SOUND, TWICE, NOT_WHOLE, NOT_ALIVE, NO_SUCH_GPU, WRONG_KIND, NOT_SORTED = range(7)
 
 
-@njit(cache=True)
-def faults(table: JobTable, m: Machine, rows: NDArray[np.int64], gpus: NDArray[np.int64], taken: NDArray[np.bool_]) -> tuple[int, int]:
+@compiled
+def faults(
+    table: JobTable, m: Machine, rows: NDArray[np.int64], gpus: NDArray[np.int64], taken: NDArray[np.bool_]
+) -> tuple[int, int]:
     """Design rule 3: (fault, row), where fault 0 means sound. `taken` is room to work in, one cell per GPU."""
     taken[:] = False
     at = 0
@@ -103,7 +105,7 @@ def diff(table: JobTable, alive: NDArray[np.int64], decision: Decision) -> Actio
     return Actions(*_diff(table, alive, decision.rows, decision.gpus))
 
 
-@njit(cache=True)
+@compiled
 def _diff(
     table: JobTable, alive: NDArray[np.int64], rows: NDArray[np.int64], gpus: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

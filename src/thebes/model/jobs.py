@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from thebes.model.compiled import inner
 
 # Where a job is in its life.
 UNSUBMITTED, WAITING, HELD, FINISHED = range(4)
@@ -76,7 +77,7 @@ class JobTable(NamedTuple):
     slots: NDArray[np.int64]
 
 
-@njit(cache=True)
+@inner
 def running_s(job: np.record, now_s: float) -> float:
     """Seconds that a job has been running in this hold; restoring and waiting for GPUs do not count."""
     if job.phase == HELD and now_s > job.run_from_s:
@@ -84,19 +85,19 @@ def running_s(job: np.record, now_s: float) -> float:
     return 0.0
 
 
-@njit(cache=True)
+@inner
 def attained_s(job: np.record, now_s: float) -> float:
     """Running time since the last promotion: `t` in the Tiresias paper."""
     return job.age_s + running_s(job, now_s)
 
 
-@njit(cache=True)
+@inner
 def remaining_s(job: np.record, now_s: float) -> float:
     """Work still to do, in seconds at full speed. Only oracles may know it."""
     return job.left_s - running_s(job, now_s) * job.speed
 
 
-@njit(cache=True)
+@inner
 def gpus_of(table: JobTable, row: int) -> NDArray[np.int64]:
     """The slots of one job: the GPUs it holds, sorted."""
     job = table.jobs[row]

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
+from thebes.model.compiled import compiled, inner
 
 FREE = -1
 # Typed constants: Numba would compile a function anew for each literal that it is called with.
@@ -85,7 +85,7 @@ def copy_of(machine: Machine) -> Machine:
     return Machine(*(array.copy() for array in machine))
 
 
-@njit(cache=True)
+@compiled
 def copy_state(source: Machine, target: Machine) -> None:
     """Make `target`, of the same cluster, equal to `source`."""
     for i in range(source.gpus.size):
@@ -104,7 +104,7 @@ def copy_state(source: Machine, target: Machine) -> None:
 _ONE, _ZERO, _ALL = np.uint64(1), np.uint64(0), np.uint64(2**64 - 1)
 
 
-@njit(cache=True)
+@inner
 def _lowest_bit(word: np.uint64) -> int:
     """Position of the lowest set bit: the number of ones below it, counted in parallel."""
     x = (word & (~word + _ONE)) - _ONE
@@ -114,14 +114,14 @@ def _lowest_bit(word: np.uint64) -> int:
     return np.int64((x * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
-@njit(cache=True)
+@compiled
 def _index_all(m: Machine) -> None:
     for node in range(m.nodes.size):
         _insert(m, node, ZERO)
         set_free(m, node, m.nodes[node].gpus)
 
 
-@njit(cache=True)
+@inner
 def _insert(m: Machine, node: int, level: int) -> None:
     kind, word = m.nodes[node].node_kind, node >> 6
     m.words[kind, level, word] |= _ONE << np.uint64(node & 63)
@@ -130,7 +130,7 @@ def _insert(m: Machine, node: int, level: int) -> None:
     m.rack_level[m.nodes[node].rack, kind, level] += 1
 
 
-@njit(cache=True)
+@inner
 def _remove(m: Machine, node: int, level: int) -> None:
     kind, word = m.nodes[node].node_kind, node >> 6
     m.words[kind, level, word] &= ~(_ONE << np.uint64(node & 63))
@@ -140,7 +140,7 @@ def _remove(m: Machine, node: int, level: int) -> None:
     m.rack_level[m.nodes[node].rack, kind, level] -= 1
 
 
-@njit(cache=True)
+@compiled
 def set_free(m: Machine, node: int, free: int) -> None:
     """Record that `node` now has `free` free GPUs."""
     _remove(m, node, m.nodes[node].free)
@@ -151,7 +151,7 @@ def set_free(m: Machine, node: int, free: int) -> None:
     _insert(m, node, free)
 
 
-@njit(cache=True)
+@compiled
 def next_node(m: Machine, kind: int, level: int, start: int) -> int:
     """The lowest node from `start` on, of this kind, with exactly `level` free GPUs; -1 when there is none."""
     num_words = m.words.shape[2]
@@ -175,7 +175,7 @@ def next_node(m: Machine, kind: int, level: int, start: int) -> int:
     return (word << 6) + _lowest_bit(m.words[kind, level, word])
 
 
-@njit(cache=True)
+@compiled
 def take(m: Machine, job: int, node: int, count: int, out: NDArray[np.int64], at: int) -> int:
     """Give `count` free GPUs of `node` to `job`, written to `out` from `at` on; returns the next position.
 
@@ -198,7 +198,7 @@ def take(m: Machine, job: int, node: int, count: int, out: NDArray[np.int64], at
     return at
 
 
-@njit(cache=True)
+@inner
 def _best_group(m: Machine, first: int, last: int, need: int) -> int:
     """The group with the fewest free GPUs that still holds all of `need`, else the group with the most."""
     best, best_free = -1, 0
@@ -215,19 +215,19 @@ def _best_group(m: Machine, first: int, last: int, need: int) -> int:
     return best
 
 
-@njit(cache=True)
+@compiled
 def release(m: Machine, gpus: NDArray[np.int64]) -> None:
     """Free these GPUs."""
     _assign(m, gpus, FREE, 1)
 
 
-@njit(cache=True)
+@compiled
 def occupy(m: Machine, job: int, gpus: NDArray[np.int64]) -> None:
     """Give exactly these free GPUs to `job`."""
     _assign(m, gpus, job, -1)
 
 
-@njit(cache=True)
+@inner
 def _assign(m: Machine, gpus: NDArray[np.int64], owner: int, sign: int) -> None:
     i = 0
     while i < gpus.size:  # GPUs of one node stand together, so each node is re-indexed once
@@ -238,7 +238,7 @@ def _assign(m: Machine, gpus: NDArray[np.int64], owner: int, sign: int) -> None:
         set_free(m, node, m.nodes[node].free + sign * (i - start))
 
 
-@njit(cache=True)
+@inner
 def all_free(m: Machine, gpus: NDArray[np.int64]) -> bool:
     for gpu in gpus:
         if m.gpus[gpu].owner != FREE:
@@ -246,7 +246,7 @@ def all_free(m: Machine, gpus: NDArray[np.int64]) -> bool:
     return True
 
 
-@njit(cache=True)
+@compiled
 def nodes_spanned(m: Machine, gpus: NDArray[np.int64]) -> int:
     """Distinct nodes of a sorted set of GPUs."""
     count, last = 0, -1
@@ -257,7 +257,7 @@ def nodes_spanned(m: Machine, gpus: NDArray[np.int64]) -> int:
     return count
 
 
-@njit(cache=True)
+@compiled
 def tier_spanned(m: Machine, gpus: NDArray[np.int64]) -> int:
     """Index into TIERS of the widest network that these GPUs have to cross."""
     tier = 0

@@ -59,13 +59,16 @@ def _parse(info: ParameterInfo, text: str, what: str) -> Any:
         value = _READ[info.type](text)
     except ValueError:
         raise UserError(
-            f"{what}: {info.name}={text} is not {_KIND_OF[info.type]}", hint=f"the default is {show_value(info.default)}"
+            f"{what}: {info.name}={text} is not {_KIND_OF[info.type]}",
+            hint=f"the default is {show_value(info.default)}",
         ) from None
     numbers = value if isinstance(value, tuple) else (value,)
     for number in numbers:
         if isinstance(number, int | float) and not isinstance(number, bool) and not info.low <= number <= info.high:
             bounds = f"at least {info.low:g}" if info.high == math.inf else f"between {info.low:g} and {info.high:g}"
-            raise UserError(f"{what}: {info.name}={text} must be {bounds}", hint=f"the default is {show_value(info.default)}")
+            raise UserError(
+                f"{what}: {info.name}={text} must be {bounds}", hint=f"the default is {show_value(info.default)}"
+            )
     return value
 
 

@@ -48,7 +48,9 @@ class Tiers(SpeedModel):
 
     name: ClassVar[str] = "tiers"
 
-    balanced: tuple[float, ...] = parameter((1.0, 1.0, 0.95, 0.9), f"models without a dominant tensor: {_SPEEDS_DOC}", low=0.01, high=1)
+    balanced: tuple[float, ...] = parameter(
+        (1.0, 1.0, 0.95, 0.9), f"models without a dominant tensor: {_SPEEDS_DOC}", low=0.01, high=1
+    )
     skewed: tuple[float, ...] = parameter((1.0, 0.95, 0.6, 0.5), f"models with one: {_SPEEDS_DOC}", low=0.01, high=1)
 
     def __post_init__(self) -> None:

@@ -71,7 +71,9 @@ class Skew(Placement):
     name: ClassVar[str] = "skew"
     code: ClassVar[int] = SKEW
 
-    pack_limit: float = parameter(0.3, "PACKLIMIT: consolidate models whose largest tensor has a larger share", low=0, high=1)
+    pack_limit: float = parameter(
+        0.3, "PACKLIMIT: consolidate models whose largest tensor has a larger share", low=0, high=1
+    )
     learn: bool = parameter(False, "start by consolidating nobody and learn the limit from speeds observed")
 
     def strategy(self, seed: int) -> Strategy:

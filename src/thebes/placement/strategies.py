@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from thebes.model.compiled import compiled, inner
 from thebes.model.machine import NONE, ZERO, Machine, next_node, take
 
 ONE = np.int64(1)
@@ -28,7 +28,7 @@ class Strategy(NamedTuple):
     seed: int
 
 
-@njit(cache=True)
+@compiled
 def place(
     m: Machine, s: Strategy, job: int, attempt: int, kind: int, gpus: int, skew: float, out: NDArray[np.int64]
 ) -> bool:
@@ -55,7 +55,7 @@ def place(
     return placed
 
 
-@njit(cache=True)
+@inner
 def _sort(values: NDArray[np.int64]) -> None:
     """Insertion sort: strategies write nearly sorted runs, and most gangs are small."""
     for i in range(1, values.size):
@@ -66,7 +66,7 @@ def _sort(values: NDArray[np.int64]) -> None:
         values[j + 1] = value
 
 
-@njit(cache=True)
+@inner
 def _first_free(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
     """`count`: GPUs are interchangeable; the lowest-numbered free ones are taken."""
     at, start = ZERO, ZERO
@@ -81,7 +81,7 @@ def _first_free(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int6
     return True
 
 
-@njit(cache=True)
+@inner
 def _under_one_switch(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
     """`yarn`: first fit on one node, or whole idle nodes plus one for the rest under the first switch that has them; else wait."""
     size = m.kinds[kind].gpus_per_node
@@ -118,7 +118,7 @@ def _under_one_switch(m: Machine, job: int, kind: int, gpus: int, out: NDArray[n
     return False
 
 
-@njit(cache=True)
+@inner
 def _next_in_rack(m: Machine, kind: int, level: int, rack: int, start: int) -> int:
     node = next_node(m, kind, level, start)
     while node >= 0 and m.nodes[node].rack != rack:
@@ -126,7 +126,7 @@ def _next_in_rack(m: Machine, kind: int, level: int, rack: int, start: int) -> i
     return node
 
 
-@njit(cache=True)
+@inner
 def _fewest_nodes(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64], strict: bool) -> bool:
     """`consolidate`: the fewest nodes that can hold the gang now, best fit; in one rack where that costs no node more.
 
@@ -157,7 +157,7 @@ def _fewest_nodes(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.in
     return True
 
 
-@njit(cache=True)
+@inner
 def _nodes_needed(level_nodes: NDArray[np.int64], gpus: int, size: int) -> int:
     """Nodes that `gpus` GPUs take when the emptiest nodes are used first."""
     needed, rest = 0, gpus
@@ -170,14 +170,14 @@ def _nodes_needed(level_nodes: NDArray[np.int64], gpus: int, size: int) -> int:
     return needed
 
 
-@njit(cache=True)
+@inner
 def _pick(m: Machine, kind: int, level: int, rack: int) -> int:
     if rack < 0:
         return next_node(m, kind, level, ZERO) if m.level_nodes[kind, level] > 0 else NONE
     return _next_in_rack(m, kind, level, rack, ZERO) if m.rack_level[rack, kind, level] > 0 else NONE
 
 
-@njit(cache=True)
+@inner
 def _fullest_that_holds(m: Machine, kind: int, gpus: int, size: int, rack: int) -> int:
     for level in range(gpus, size + 1):
         node = _pick(m, kind, level, rack)
@@ -186,7 +186,7 @@ def _fullest_that_holds(m: Machine, kind: int, gpus: int, size: int, rack: int) 
     return NONE
 
 
-@njit(cache=True)
+@inner
 def _emptiest(m: Machine, kind: int, size: int, rack: int) -> int:
     for level in range(size, 0, -1):
         node = _pick(m, kind, level, rack)
@@ -195,7 +195,7 @@ def _emptiest(m: Machine, kind: int, size: int, rack: int) -> int:
     return NONE
 
 
-@njit(cache=True)
+@inner
 def _fill_fragments(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
     """`relaxed`: anywhere, using up the smallest fragments first so that whole nodes stay whole for others."""
     size = m.kinds[kind].gpus_per_node
@@ -214,7 +214,7 @@ def _fill_fragments(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.
     return True
 
 
-@njit(cache=True)
+@inner
 def _mix(x: np.uint64) -> np.uint64:
     """SplitMix64: a random number that depends only on its argument, so that placement stays a pure function."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
@@ -223,7 +223,7 @@ def _mix(x: np.uint64) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(cache=True)
+@inner
 def _random(m: Machine, seed: int, job: int, attempt: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
     """`random`: each GPU from a random node, scanning on to the next node with a free one."""
     nodes = m.nodes.size
@@ -237,7 +237,7 @@ def _random(m: Machine, seed: int, job: int, attempt: int, kind: int, gpus: int,
     return True
 
 
-@njit(cache=True)
+@compiled
 def max_gang(m: Machine, code: int, kind: int) -> int:
     """The largest gang of this kind that the strategy can ever place, on an idle cluster."""
     if code != YARN:
@@ -250,5 +250,3 @@ def max_gang(m: Machine, code: int, kind: int) -> int:
                 total += m.nodes[node].gpus
         best = max(best, total)
     return best
-
-

@@ -8,9 +8,9 @@ starts has a proven place is anybody given up: if placement refuses a gang, thos
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from thebes.model.compiled import compiled, inner
 from thebes.model.decision import BEHIND, HOLDS, NO_GPUS, NO_PLACE, NOT_CHOSEN, Decision
 from thebes.model.jobs import HELD, NEVER, JobTable, gpus_of
 from thebes.model.machine import Machine, all_free, copy_state, occupy, release
@@ -60,16 +60,21 @@ def fill(
     )
 
 
-@njit(cache=True)
+@compiled
 def _carry_slots(source: JobTable, target: JobTable, rows: NDArray[np.int64]) -> None:
     for row in rows:
         if source.jobs[row].phase == HELD:
             gpus_of(target, row)[:] = gpus_of(source, row)
 
 
-@njit(cache=True)
+@compiled
 def _release_unlisted(
-    table: JobTable, m: Machine, rows: NDArray[np.int64], listed: NDArray[np.int64], preempt: bool, mark: NDArray[np.bool_]
+    table: JobTable,
+    m: Machine,
+    rows: NDArray[np.int64],
+    listed: NDArray[np.int64],
+    preempt: bool,
+    mark: NDArray[np.bool_],
 ) -> None:
     """A running job that the policy did not list at all gives its GPUs up."""
     if preempt and listed.size < rows.size:
@@ -80,7 +85,7 @@ def _release_unlisted(
                 release(m, gpus_of(table, row))
 
 
-@njit(cache=True)
+@compiled
 def _collect(table: JobTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     total = 0
     for row in rows:
@@ -94,19 +99,19 @@ def _collect(table: JobTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return gpus
 
 
-@njit(cache=True)
+@inner
 def read_free(m: Machine, budget: NDArray[np.int64]) -> None:
     for kind in range(budget.size):
         budget[kind] = m.kinds[kind].free
 
 
-@njit(cache=True)
+@inner
 def read_total(m: Machine, budget: NDArray[np.int64]) -> None:
     for kind in range(budget.size):
         budget[kind] = m.kinds[kind].total
 
 
-@njit(cache=True)
+@inner
 def fitting_kind(budget: NDArray[np.int64], kinds: int, gpus: int) -> int:
     """The allowed kind with the most GPUs left that holds the gang; -1 when none does."""
     best = np.int64(-1)
@@ -116,7 +121,7 @@ def fitting_kind(budget: NDArray[np.int64], kinds: int, gpus: int) -> int:
     return best
 
 
-@njit(cache=True)
+@inner
 def try_to_place(table: JobTable, m: Machine, strategy: Strategy, budget: NDArray[np.int64], row: int) -> bool:
     """Place a gang on the kind with the most room, or else on another that it accepts; pays from the budget."""
     job = table.jobs[row]
@@ -137,7 +142,7 @@ def try_to_place(table: JobTable, m: Machine, strategy: Strategy, budget: NDArra
     return False
 
 
-@njit(cache=True)
+@inner
 def keep_if_free(table: JobTable, m: Machine, row: int) -> bool:
     """Give a victim its GPUs back, unless somebody sits on one of them."""
     gpus = gpus_of(table, row)
@@ -147,7 +152,7 @@ def keep_if_free(table: JobTable, m: Machine, row: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@inner
 def save_victims(table: JobTable, m: Machine, victims: NDArray[np.int64], unplaced_gpus: int) -> None:
     """Somebody was refused: victims, best first, stay if everybody still to be placed has room without their GPUs.
 
@@ -167,7 +172,7 @@ def save_victims(table: JobTable, m: Machine, victims: NDArray[np.int64], unplac
 _STARTS, _VICTIM = 100, 101
 
 
-@njit(cache=True)
+@compiled
 def hand_out(
     table: JobTable,
     m: Machine,
@@ -205,8 +210,10 @@ def hand_out(
             blocked = strict
 
 
-@njit(cache=True)
-def _choose(table: JobTable, rows: NDArray[np.int64], budget: NDArray[np.int64], strict: bool, fate: NDArray[np.int64]) -> bool:
+@inner
+def _choose(
+    table: JobTable, rows: NDArray[np.int64], budget: NDArray[np.int64], strict: bool, fate: NDArray[np.int64]
+) -> bool:
     """Go down the order with the whole cluster's GPUs to give; true if anything changes."""
     changes, blocked = False, False
     for i in range(rows.size):
@@ -232,7 +239,7 @@ def _choose(table: JobTable, rows: NDArray[np.int64], budget: NDArray[np.int64],
     return changes
 
 
-@njit(cache=True)
+@inner
 def _settle(
     table: JobTable,
     m: Machine,

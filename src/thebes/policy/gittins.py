@@ -52,7 +52,9 @@ class Gittins(DistributionPolicy):
     paper: ClassVar[str] = "Tiresias (NSDI'19) section 3.1, 2D-Gittins"
 
     delta_gpu_s: float = parameter(3250.0, "D: how far the index looks ahead, in GPU-seconds", low=1e-3)
-    quantum_s: float = parameter(600.0, "running time between two looks at a job's service, in seconds; 0: at each event", low=0)
+    quantum_s: float = parameter(
+        600.0, "running time between two looks at a job's service, in seconds; 0: at each event", low=0
+    )
 
     def rule(self) -> Rule:
         return make_rule(GITTINS, quantum_s=self.quantum_s, horizon=self.delta_gpu_s)
@@ -69,7 +71,9 @@ class ShortestExpected(DistributionPolicy):
     name: ClassVar[str] = "shortest-expected"
     paper: ClassVar[str] = "baseline; what `shortest-expected` of the Tiresias simulator was meant to be"
 
-    quantum_s: float = parameter(600.0, "running time between two looks at a job's service, in seconds; 0: at each event", low=0)
+    quantum_s: float = parameter(
+        600.0, "running time between two looks at a job's service, in seconds; 0: at each event", low=0
+    )
 
     def rule(self) -> Rule:
         return make_rule(GITTINS, quantum_s=self.quantum_s, horizon=NEVER)

@@ -6,13 +6,9 @@ number alone. It also makes learning cheap, since the order of all waiting jobs 
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
-
-FIRST_REFRESH = np.int64(32)
+FIRST_REFRESH = 32
 
 
-@njit(cache=True)
 def next_refresh(known: int) -> int:
     """How many jobs must have finished before the distribution, now made of `known`, is taken anew."""
     if known < FIRST_REFRESH:
@@ -23,6 +19,6 @@ def next_refresh(known: int) -> int:
 def known_count(finished: int) -> int:
     """How many of `finished` jobs the distribution is made of."""
     known = 0
-    while next_refresh(np.int64(known)) <= finished:
-        known = int(next_refresh(np.int64(known)))
+    while next_refresh(known) <= finished:
+        known = next_refresh(known)
     return known

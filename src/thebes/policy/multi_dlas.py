@@ -39,7 +39,9 @@ class MultiDlas(Policy):
 
     def decide(self, view: View) -> Decision:
         jobs = view.jobs
-        split = view.memory if isinstance(view.memory, _Split) and view.now_s < view.memory.until_s else self._split(view)
+        split = (
+            view.memory if isinstance(view.memory, _Split) and view.now_s < view.memory.until_s else self._split(view)
+        )
         queue = (jobs.attained_gpu_s >= self.queue_limit * (1 - 1e-6)).astype(np.int64)
         started = np.minimum(jobs.first_start_s, np.finfo(np.float64).max)
         in_turn = np.lexsort((jobs.submit_s, started, queue))

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from thebes.model.compiled import compiled, inner
 from thebes.model.decision import HOLDS, Decision
 from thebes.model.jobs import HELD, NEVER, WAITING, attained_s, remaining_s, running_s
 from thebes.model.view import View
@@ -24,9 +24,8 @@ from thebes.policy.learning import known_count
 
 SUBMIT, GPUS, REMAINING_TIME, REMAINING_SERVICE, START, ATTAINED, GITTINS = range(7)
 
-# A job is in the next queue once its service is within a millionth of the limit: the instant of a demotion is a float,
-# and the service computed back from it may fall short of the limit by a rounding error.
-ROUNDING = 1e-6
+# Of a job that was stopped at the instant of its demotion, the service computed back may fall short by a rounding error.
+ROUNDING = 1e-7
 
 
 class Rule(NamedTuple):
@@ -53,25 +52,21 @@ class Distribution(NamedTuple):
 
 def distribution_of(samples: NDArray[np.float64], room: int = 0) -> Distribution:
     """A distribution with room for `room` more samples."""
-    ordered = np.sort(np.asarray(samples, dtype=np.float64))
-    padded = np.concatenate((ordered, np.zeros(room)))
-    prefix = np.concatenate(([0.0], np.cumsum(ordered), np.zeros(room)))
-    return Distribution(padded, prefix, np.array([len(ordered)], dtype=np.int64))
+    size = len(samples) + room
+    empty = Distribution(np.zeros(size), np.zeros(size + 1), np.zeros(1, dtype=np.int64))
+    set_samples(empty, samples)
+    return empty
 
 
-@njit(cache=True)
 def set_samples(d: Distribution, samples: NDArray[np.float64]) -> None:
     """Replace the distribution's content; `samples` must fit its room."""
-    ordered = np.sort(samples)
-    d.samples[: ordered.size] = ordered
-    total = 0.0
-    for i in range(ordered.size):
-        total += ordered[i]
-        d.prefix[i + 1] = total
-    d.count[0] = ordered.size
+    count = len(samples)
+    d.samples[:count] = np.sort(samples)
+    d.prefix[1 : count + 1] = np.cumsum(d.samples[:count])
+    d.count[0] = count
 
 
-@njit(cache=True)
+@compiled
 def gittins_index(d: Distribution, attained: float, horizon: float) -> float:
     """P(S - a <= D | S > a) / E[min(S - a, D) | S > a]: the chance to finish within D per unit of service spent on trying.
 
@@ -92,38 +87,50 @@ def gittins_index(d: Distribution, attained: float, horizon: float) -> float:
     return (done / alive) / (spent / alive) if spent > 0 else NEVER
 
 
-@njit(cache=True)
-def queue_of(rule: Rule, service: float) -> int:
-    """Index of the feedback queue for this much attained service."""
-    queue = 0
-    for limit in rule.limits:
-        if service < limit * (1.0 - ROUNDING):
-            break
-        queue += 1
-    return queue
-
-
-@njit(cache=True)
+@inner
 def _weight(rule: Rule, job: np.record) -> float:
     """Service per second of running."""
     return float(job.gpus) if rule.by_gpu_time else 1.0
 
 
-@njit(cache=True)
-def _whole_quanta(rule: Rule, ran_s: float) -> float:
-    """Quanta completed in a hold; one is complete a hair early, for the same reason as ROUNDING."""
-    return np.floor(ran_s / rule.quantum_s + ROUNDING)
+@inner
+def queue_of(rule: Rule, job: np.record, age_s: float, run_from_s: float, now_s: float) -> int:
+    """The feedback queue of a job that had age `age_s` when it began, or will begin, to run at `run_from_s`.
+
+    Compared as instants, in the very form in which `next_change_s` announces them: a demotion is in force at its
+    instant and not a moment earlier, whatever the rounding.
+    """
+    weight, queue = _weight(rule, job), 0
+    for limit in rule.limits:
+        limit_s = limit / weight
+        if age_s < limit_s * (1.0 - ROUNDING) and now_s < run_from_s + (limit_s - age_s):
+            break
+        queue += 1
+    return queue
 
 
-@njit(cache=True)
+@inner
+def _whole_quanta(rule: Rule, run_from_s: float, now_s: float) -> float:
+    """Quanta completed since `run_from_s`, by the same comparison of instants."""
+    if now_s <= run_from_s:
+        return 0.0
+    quanta = np.floor((now_s - run_from_s) / rule.quantum_s)
+    while now_s >= run_from_s + (quanta + 1.0) * rule.quantum_s:
+        quanta += 1.0
+    while quanta > 0.0 and now_s < run_from_s + quanta * rule.quantum_s:
+        quanta -= 1.0
+    return quanta
+
+
+@inner
 def _stepped_service(rule: Rule, job: np.record, age_s: float, now_s: float) -> float:
     """Attained service as of the last whole quantum of this hold."""
     if rule.quantum_s > 0.0:
-        return (age_s + _whole_quanta(rule, running_s(job, now_s)) * rule.quantum_s) * _weight(rule, job)
+        return (age_s + _whole_quanta(rule, job.run_from_s, now_s) * rule.quantum_s) * _weight(rule, job)
     return (age_s + running_s(job, now_s)) * _weight(rule, job)
 
 
-@njit(cache=True)
+@inner
 def rank_and_key(rule: Rule, d: Distribution, job: np.record, age_s: float, now_s: float) -> tuple[int, float]:
     """The job's place in the order: smaller rank first, then smaller key, then earlier submission.
 
@@ -131,7 +138,7 @@ def rank_and_key(rule: Rule, d: Distribution, job: np.record, age_s: float, now_
     """
     queue = 0
     if rule.limits.size > 0:
-        queue = queue_of(rule, (age_s + running_s(job, now_s)) * _weight(rule, job))
+        queue = queue_of(rule, job, age_s, job.run_from_s, now_s)
     rank = 2 * queue
     if rule.order == SUBMIT:
         return rank, job.submit_s
@@ -153,40 +160,39 @@ def rank_and_key(rule: Rule, d: Distribution, job: np.record, age_s: float, now_
     return rank + 1, job.submit_s
 
 
-@njit(cache=True)
+@inner
 def next_change_s(rule: Rule, job: np.record, age_s: float, run_from_s: float, now_s: float) -> float:
     """When the place of a job that runs from `run_from_s` on, at age `age_s`, changes: its demotion, or its quantum's end."""
     change_s = NEVER
-    ran_s = max(0.0, now_s - run_from_s)
-    if rule.limits.size > 0:
-        weight = _weight(rule, job)
-        queue = queue_of(rule, (age_s + ran_s) * weight)
-        if queue < rule.limits.size:
-            change_s = run_from_s + (rule.limits[queue] / weight - age_s)
+    queue = queue_of(rule, job, age_s, run_from_s, now_s)
+    if queue < rule.limits.size:
+        change_s = run_from_s + (rule.limits[queue] / _weight(rule, job) - age_s)
     if rule.quantum_s > 0.0 and (rule.order == ATTAINED or rule.order == GITTINS):
-        change_s = min(change_s, run_from_s + (_whole_quanta(rule, ran_s) + 1.0) * rule.quantum_s)
+        change_s = min(change_s, run_from_s + (_whole_quanta(rule, run_from_s, now_s) + 1.0) * rule.quantum_s)
     return change_s
 
 
-@njit(cache=True)
+@inner
 def promotion_s(rule: Rule, job: np.record, age_s: float, since_s: float) -> float:
     """When a job that waits since `since_s` is promoted: its wait has reached PROMOTEKNOB times its running time.
 
     Only jobs outside the first queue are eligible. The floor is the shortest wait that earns a promotion; without one,
     long jobs are promoted the moment they are preempted, preempt others, and the cluster does nothing but switch.
     """
-    if rule.promote_knob <= 0.0 or queue_of(rule, age_s * _weight(rule, job)) == 0:
+    if rule.promote_knob <= 0.0 or queue_of(rule, job, age_s, NEVER, since_s) == 0:
         return NEVER
     return since_s + max(rule.promote_floor_s, rule.promote_knob * age_s - job.aged_wait_s)
 
 
-@njit(cache=True)
+@inner
 def moves_while_running(rule: Rule) -> bool:
     """Whether the order among running jobs can change at a decision, without a change announced by `next_change_s`."""
-    return rule.order in (REMAINING_TIME, REMAINING_SERVICE) or (rule.order in (ATTAINED, GITTINS) and rule.quantum_s <= 0)
+    return rule.order in (REMAINING_TIME, REMAINING_SERVICE) or (
+        rule.order in (ATTAINED, GITTINS) and rule.quantum_s <= 0
+    )
 
 
-@njit(cache=True)
+@compiled
 def survey(
     rule: Rule, d: Distribution, jobs: np.recarray, rows: NDArray[np.int64], now_s: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
@@ -203,9 +209,14 @@ def survey(
     return ranks, keys, promoted
 
 
-@njit(cache=True)
+@compiled
 def wake_after(
-    rule: Rule, jobs: np.recarray, rows: NDArray[np.int64], fate: NDArray[np.int64], promoted: NDArray[np.bool_], now_s: float
+    rule: Rule,
+    jobs: np.recarray,
+    rows: NDArray[np.int64],
+    fate: NDArray[np.int64],
+    promoted: NDArray[np.bool_],
+    now_s: float,
 ) -> float:
     """The first instant at which a place in the order changes by itself, once the decision is carried out.
 

@@ -18,14 +18,18 @@ def read_samples(path: Path | None) -> NDArray[np.float64]:
     try:
         lines = path.read_text(encoding="utf-8").split()
     except OSError as error:
-        raise UserError(f"{path}: cannot read samples: {error.strerror}", hint="give a text file of GPU-seconds, one per line") from None
+        raise UserError(
+            f"{path}: cannot read samples: {error.strerror}", hint="give a text file of GPU-seconds, one per line"
+        ) from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file", hint="give a text file of GPU-seconds, one per line") from None
     body = lines[1:] if lines and not _is_number(lines[0]) else lines
     values: list[float] = []
     for number, text in enumerate(body, start=1 + len(lines) - len(body)):
         if not _is_number(text) or float(text) <= 0:
-            raise UserError(f"{path}, line {number}: '{text}' is not a positive number", hint="one sample per line, in GPU-seconds")
+            raise UserError(
+                f"{path}, line {number}: '{text}' is not a positive number", hint="one sample per line, in GPU-seconds"
+            )
         values.append(float(text))
     if not values:
         raise UserError(f"{path}: no samples", hint="one sample per line, in GPU-seconds")

@@ -26,7 +26,9 @@ FLOOR_DOC = "shortest wait that earns a promotion, in seconds: keeps long jobs f
 def _ascending(limits: tuple[float, ...]) -> tuple[float, ...]:
     if any(low >= high for low, high in zip(limits, limits[1:], strict=False)):
         text = ",".join(f"{limit:g}" for limit in limits)
-        raise UserError(f"tiresias: queue_limits={text} do not ascend", hint="write the smallest limit first, as in 3250,7200")
+        raise UserError(
+            f"tiresias: queue_limits={text} do not ascend", hint="write the smallest limit first, as in 3250,7200"
+        )
     return limits
 
 
@@ -66,7 +68,9 @@ class TiresiasG(DistributionPolicy):
     paper: ClassVar[str] = "Tiresias (NSDI'19), discretised 2D-Gittins; `dlas-gpu-gittins` of its simulator, corrected"
 
     queue_limits: tuple[float, ...] = parameter((3250.0, 7200.0), LIMITS_DOC, low=1e-3)
-    quantum_s: float = parameter(600.0, "running time between two looks at a job's index, in seconds; 0: at each event", low=0)
+    quantum_s: float = parameter(
+        600.0, "running time between two looks at a job's index, in seconds; 0: at each event", low=0
+    )
     promote_knob: float = parameter(0.0, KNOB_DOC, low=0)
     promote_floor_s: float = parameter(600.0, FLOOR_DOC, low=0)
 

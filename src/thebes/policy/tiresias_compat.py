@@ -24,9 +24,13 @@ class TiresiasCompat(Policy):
     paper: ClassVar[str] = "SymbioticLab/Tiresias @ 959f9b0, folder simulator/"
     needs: ClassVar[frozenset[str]] = frozenset({DURATIONS, DISTRIBUTION})
 
-    schedule: str = parameter("dlas-gpu", "the published --schedule: fifo, fjf, sjf, shortest, shortest-gpu, dlas, dlas-gpu, …")
+    schedule: str = parameter(
+        "dlas-gpu", "the published --schedule: fifo, fjf, sjf, shortest, shortest-gpu, dlas, dlas-gpu, …"
+    )
     variant: str = parameter("as-released", "as-released, memfix, gittins-distfix or corrected (docs/policies.md)")
     queue_limits: tuple[float, ...] = parameter((3250.0, 7200.0), "limits of all queues but the last", low=1)
 
     def decide(self, view: View) -> Decision:
-        raise UserError("tiresias-compat cannot decide on its own", hint="it runs only in the simulator: thebes simulate")
+        raise UserError(
+            "tiresias-compat cannot decide on its own", hint="it runs only in the simulator: thebes simulate"
+        )

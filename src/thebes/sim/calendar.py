@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from thebes.model.compiled import inner
 from thebes.model.jobs import NEVER
 
 ABSENT = -1
@@ -29,13 +29,13 @@ def calendar_for(jobs: np.recarray) -> Calendar:
     return Calendar(jobs, np.zeros(len(jobs), dtype=np.int64), np.zeros(1, dtype=np.int64))
 
 
-@njit(cache=True)
+@inner
 def _earlier(c: Calendar, a: int, b: int) -> bool:
     at_a, at_b = c.jobs[a].event_s, c.jobs[b].event_s
     return at_a < at_b or (at_a == at_b and a < b)
 
 
-@njit(cache=True)
+@inner
 def _rise(c: Calendar, at: int) -> None:
     row = c.rows[at]
     while at > 0:
@@ -49,7 +49,7 @@ def _rise(c: Calendar, at: int) -> None:
     c.jobs[row].event_at = at
 
 
-@njit(cache=True)
+@inner
 def _sink(c: Calendar, at: int) -> None:
     row, size = c.rows[at], c.size[0]
     while True:
@@ -67,7 +67,7 @@ def _sink(c: Calendar, at: int) -> None:
     c.jobs[row].event_at = at
 
 
-@njit(cache=True)
+@inner
 def schedule(c: Calendar, row: int, event_s: float) -> None:
     """Set the job's next event; an infinite instant takes it off the calendar."""
     job = c.jobs[row]
@@ -88,7 +88,7 @@ def schedule(c: Calendar, row: int, event_s: float) -> None:
         _sink(c, job.event_at)
 
 
-@njit(cache=True)
+@inner
 def cancel(c: Calendar, row: int) -> None:
     job = c.jobs[row]
     at = job.event_at
@@ -105,6 +105,6 @@ def cancel(c: Calendar, row: int) -> None:
         _sink(c, c.jobs[last].event_at)
 
 
-@njit(cache=True)
+@inner
 def next_event_s(c: Calendar) -> float:
     return c.jobs[c.rows[0]].event_s if c.size[0] > 0 else NEVER

@@ -24,14 +24,18 @@ class Costs:
 
     name: ClassVar[str] = "cost"
 
-    mechanism: str = parameter("checkpoint", "checkpoint: saved on suspend; kill: back to the last periodic checkpoint; free: no cost")
+    mechanism: str = parameter(
+        "checkpoint", "checkpoint: saved on suspend; kill: back to the last periodic checkpoint; free: no cost"
+    )
     start_s: float = parameter(0.0, "first start; 0 since a trace's run times contain it", low=0)
     start_s_per_gib: float = parameter(0.0, "first start, per GiB of state", low=0)
     suspend_s: float = parameter(12.0, "saving the state", low=0)
     suspend_s_per_gib: float = parameter(0.0, "saving the state, per GiB", low=0)
     resume_s: float = parameter(50.0, "restarting from the state", low=0)
     resume_s_per_gib: float = parameter(0.0, "restarting from the state, per GiB", low=0)
-    checkpoint_every_s: float = parameter(1800.0, "kill: running time between periodic checkpoints; 0: there are none", low=0)
+    checkpoint_every_s: float = parameter(
+        1800.0, "kill: running time between periodic checkpoints; 0: there are none", low=0
+    )
 
     def __post_init__(self) -> None:
         if self.mechanism not in MECHANISMS:

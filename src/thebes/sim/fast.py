@@ -12,13 +12,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from thebes.model.compiled import compiled, inner
 from thebes.model.jobs import HELD, NEVER, WAITING, gpus_of
-from thebes.model.machine import release
+from thebes.model.machine import ZERO, release
 from thebes.policy.fill import fitting_kind, keep_if_free, read_free, read_total, save_victims, try_to_place
-from thebes.policy.learning import next_refresh
+from thebes.policy.learning import known_count, next_refresh
 from thebes.policy.priority import (
     Distribution,
     Rule,
@@ -28,14 +28,16 @@ from thebes.policy.priority import (
     rank_and_key,
     set_samples,
 )
-from thebes.sim.calendar import Calendar, next_event_s, schedule
-from thebes.sim.lines import Lines, before, dequeue, enqueue, first_in_line, first_of_all, to_the_heads
+from thebes.sim.calendar import Calendar, calendar_for, next_event_s, schedule
+from thebes.sim.lines import Lines, before, dequeue, enqueue, first_in_line, first_of_all, lines_for, to_the_heads
+from thebes.sim.profiler import REFIT_EVERY, refit_pack_limit
 from thebes.sim.world import (
     SOUND,
     World,
     begin,
     check_world,
     finish,
+    most_events,
     promote,
     set_queue,
     step_timeline,
@@ -44,7 +46,10 @@ from thebes.sim.world import (
 )
 
 # Why `run` came back.
-DONE, LOG_FULL, PAUSED, UNSOUND = range(4)
+DONE, LOG_FULL, PAUSED, UNSOUND, LEARN = range(5)
+
+# Cells of Memory.state.
+RUNNING, MIDWAY, DUE, REFRESH_AT, REFIT_AT, FAULT, FAULT_ROW = range(7)
 
 
 class Memory(NamedTuple):
@@ -53,54 +58,84 @@ class Memory(NamedTuple):
     lines: Lines
     calendar: Calendar
     running: NDArray[np.int64]  # rows, in the order of the last decision; may still hold finished ones
-    sizes: NDArray[np.int64]  # [running, next refresh of the distribution, fault, row at fault]
+    state: NDArray[np.int64]
     budget: NDArray[np.int64]  # GPUs left per kind
     starts: NDArray[np.int64]
     victims: NDArray[np.int64]
     due: NDArray[np.int64]
-    given: NDArray[np.float64]  # samples given from a file
-    learns: bool
     checks: bool
 
 
-def memory_for(world: World, lines: Lines, calendar: Calendar, given: NDArray[np.float64], learns: bool, checks: bool) -> Memory:
-    jobs, gpus = len(world.table.jobs), len(world.machine.gpus)
+def memory_for(world: World, *, learns: bool, checks: bool) -> Memory:
+    table, gpus, kinds = world.table, len(world.machine.gpus), len(world.machine.kinds)
+    count = len(table.jobs)
+    state = np.zeros(7, dtype=np.int64)
+    never = np.iinfo(np.int64).max
+    state[REFRESH_AT] = next_refresh(0) if learns else never
+    state[REFIT_AT] = REFIT_EVERY if world.learns[0] else never
     return Memory(
-        lines=lines,
-        calendar=calendar,
+        lines=lines_for(table.jobs),
+        calendar=calendar_for(table.jobs),
         running=np.zeros(2 * gpus + 16, dtype=np.int64),
-        sizes=np.array([0, next_refresh(np.int64(0)), SOUND, -1], dtype=np.int64),
-        budget=np.zeros(len(world.machine.kinds), dtype=np.int64),
-        starts=np.zeros(min(jobs, gpus) + 1, dtype=np.int64),
+        state=state,
+        budget=np.zeros(kinds, dtype=np.int64),
+        starts=np.zeros(min(count, gpus) + 1, dtype=np.int64),
         victims=np.zeros(gpus + 1, dtype=np.int64),
-        due=np.zeros(jobs + 1, dtype=np.int64),
-        given=given,
-        learns=learns,
+        due=np.zeros(count + 1, dtype=np.int64),
         checks=checks,
     )
 
 
-@njit(cache=True)
+def learn(w: World, mem: Memory, rule: Rule, d: Distribution, given: NDArray[np.float64]) -> None:
+    """What `run` came back for with LEARN: a new distribution, a new PACKLIMIT, or both."""
+    finished = int(w.clock[0].finished)
+    if finished >= mem.state[REFRESH_AT]:
+        known = known_count(finished)
+        mem.state[REFRESH_AT] = next_refresh(known)
+        set_samples(d, np.concatenate((given, w.services[:known])))
+        _rank_everybody(w, mem, rule, d)
+        _sort_lines(mem.lines)
+    mem.state[REFIT_AT] = refit_pack_limit(w, int(mem.state[REFIT_AT]))
+
+
+@compiled
+def _rank_everybody(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
+    for row in range(w.clock[0].arrived):
+        if w.table.jobs[row].phase == WAITING or w.table.jobs[row].phase == HELD:
+            _rank(w, rule, d, row)
+
+
+def _sort_lines(q: Lines) -> None:
+    for line in q.lines:
+        rows = q.rows[line.low : line.high]
+        rows.sort()
+        rows[:] = rows[np.lexsort((q.jobs.key[rows], q.jobs["rank"][rows]))]
+
+
+@compiled
 def run(w: World, mem: Memory, rule: Rule, d: Distribution, instants: int) -> int:
-    """Go on for so many instants at most, or until everything has happened, or until the log needs more room."""
-    jobs, clock = w.table.jobs, w.clock[0]
+    """Go on for so many instants at most, or until everything has happened, or until the caller is needed."""
+    jobs, clock, state = w.table.jobs, w.clock[0], mem.state
     for _ in range(instants):
-        now_s = next_event_s(mem.calendar)
-        if clock.arrived < jobs.size:
-            now_s = min(now_s, jobs[clock.arrived].submit_s)
-        if now_s == NEVER:
-            return DONE
-        if w.log.size - clock.logged < 3 * (clock.held + clock.waiting) + 1024:
-            return LOG_FULL
-        clock.now_s = now_s
-        _happen(w, mem, rule, d)
-        arrivals_end = clock.arrived
-        while arrivals_end < jobs.size and jobs[arrivals_end].submit_s <= now_s:
-            if w.log.size - clock.logged < 3 * (clock.held + clock.waiting) + 1024:
-                return LOG_FULL  # the rest of this instant's submissions follow at the same instant
-            submit(w, arrivals_end)
-            _stand_in_line(w, mem, rule, d, arrivals_end)
-            arrivals_end += 1
+        if state[MIDWAY] == 0:
+            now_s = next_event_s(mem.calendar)
+            if clock.arrived < jobs.size:
+                now_s = min(now_s, jobs[clock.arrived].submit_s)
+            if now_s == NEVER:
+                return DONE
+            if w.log.size - clock.logged < most_events(w, now_s):
+                return LOG_FULL
+            clock.now_s = now_s
+            _finish_those_due(w, mem)
+            if clock.finished >= state[REFRESH_AT]:
+                state[MIDWAY] = 1
+                return LEARN
+        state[MIDWAY] = 0
+        _change_queues(w, mem, rule, d)
+        while clock.arrived < jobs.size and jobs[clock.arrived].submit_s <= clock.now_s:
+            row = clock.arrived
+            submit(w, row)
+            _stand_in_line(w, mem, rule, d, row)
         if clock.waiting > 0:
             _decide(w, mem, rule, d)
             clock.decisions += 1
@@ -108,33 +143,35 @@ def run(w: World, mem: Memory, rule: Rule, d: Distribution, instants: int) -> in
         if mem.checks:
             fault, row = check_world(w)
             if fault != SOUND:
-                mem.sizes[2] = fault
-                mem.sizes[3] = row
+                state[FAULT] = fault
+                state[FAULT_ROW] = row
                 return UNSOUND
+        if clock.observed >= state[REFIT_AT]:
+            return LEARN
     return PAUSED
 
 
-@njit(cache=True)
-def _happen(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
-    """All that is due now: finishes first, then demotions, quanta and promotions."""
-    jobs, now_s, count = w.table.jobs, w.clock[0].now_s, 0
+@inner
+def _finish_those_due(w: World, mem: Memory) -> None:
+    """Take what is due now off the calendar; finishes come first."""
+    jobs, now_s, others = w.table.jobs, w.clock[0].now_s, 0
     while next_event_s(mem.calendar) <= now_s:
         row = mem.calendar.rows[0]
-        mem.due[count] = row
-        count += 1
         schedule(mem.calendar, row, NEVER)
-    for i in range(count):
-        row = mem.due[i]
         if jobs[row].phase == HELD and jobs[row].finish_s <= now_s:
             finish(w, row)
-            mem.due[i] = -1
-    if mem.learns and w.clock[0].finished >= mem.sizes[1]:
-        _learn(w, mem, rule, d)
-    for i in range(count):
+        else:
+            mem.due[others] = row
+            others += 1
+    mem.state[DUE] = others
+
+
+@inner
+def _change_queues(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
+    """The demotions, ends of quanta and promotions that are due now."""
+    for i in range(mem.state[DUE]):
         row = mem.due[i]
-        if row < 0:
-            continue
-        if jobs[row].phase == WAITING:
+        if w.table.jobs[row].phase == WAITING:
             dequeue(mem.lines, row)
             promote(w, row)
             _stand_in_line(w, mem, rule, d, row)
@@ -143,30 +180,7 @@ def _happen(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
             _watch(w, mem, rule, row)
 
 
-@njit(cache=True)
-def _learn(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
-    """Take the jobs finished so far into the distribution; every waiting job's index changes with it."""
-    jobs, q = w.table.jobs, mem.lines
-    count = mem.sizes[1]
-    mem.sizes[1] = next_refresh(count)
-    while w.clock[0].finished >= mem.sizes[1]:
-        count = mem.sizes[1]
-        mem.sizes[1] = next_refresh(count)
-    set_samples(d, np.concatenate((mem.given, w.services[:count])))
-    for number in range(q.lines.size):
-        line = q.lines[number]
-        rows = q.rows[line.low : line.high].copy()
-        line.low = line.first
-        line.high = line.first
-        for row in rows:
-            _rank(w, rule, d, row)
-            enqueue(q, row)
-    for i in range(mem.sizes[0]):
-        if jobs[mem.running[i]].phase == HELD:
-            _rank(w, rule, d, mem.running[i])
-
-
-@njit(cache=True)
+@inner
 def _rank(w: World, rule: Rule, d: Distribution, row: int) -> None:
     job = w.table.jobs[row]
     rank, key = rank_and_key(rule, d, job, job.age_s, w.clock[0].now_s)
@@ -176,7 +190,7 @@ def _rank(w: World, rule: Rule, d: Distribution, row: int) -> None:
         set_queue(w, row, rank >> 1)
 
 
-@njit(cache=True)
+@inner
 def _stand_in_line(w: World, mem: Memory, rule: Rule, d: Distribution, row: int) -> None:
     _rank(w, rule, d, row)
     enqueue(mem.lines, row)
@@ -184,14 +198,16 @@ def _stand_in_line(w: World, mem: Memory, rule: Rule, d: Distribution, row: int)
     schedule(mem.calendar, row, promotion_s(rule, job, job.age_s, job.since_s))
 
 
-@njit(cache=True)
+@inner
 def _watch(w: World, mem: Memory, rule: Rule, row: int) -> None:
     """Note when a running job ends or moves in the order."""
     job = w.table.jobs[row]
-    schedule(mem.calendar, row, min(job.finish_s, next_change_s(rule, job, job.age_s, job.run_from_s, w.clock[0].now_s)))
+    schedule(
+        mem.calendar, row, min(job.finish_s, next_change_s(rule, job, job.age_s, job.run_from_s, w.clock[0].now_s))
+    )
 
 
-@njit(cache=True)
+@inner
 def _decide(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
     budget, kinds = mem.budget, w.machine.kinds
     to_the_heads(mem.lines)
@@ -204,10 +220,10 @@ def _decide(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
         _start_in_order(w, mem, rule, d)
 
 
-@njit(cache=True)
+@inner
 def _start_in_order(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
     """Give free GPUs to waiting jobs in order; strict: until the first that does not fit."""
-    q, budget, starts = mem.lines, mem.budget, 0
+    q, budget, starts = mem.lines, mem.budget, ZERO
     while True:
         number = first_of_all(q) if rule.strict else first_in_line(q, budget)
         if number < 0:
@@ -226,37 +242,37 @@ def _start_in_order(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
         _start(w, mem, rule, d, mem.starts[i])
 
 
-@njit(cache=True)
+@inner
 def _start(w: World, mem: Memory, rule: Rule, d: Distribution, row: int) -> None:
     dequeue(mem.lines, row)
     begin(w, row)
     _rank(w, rule, d, row)
     _watch(w, mem, rule, row)
-    if mem.sizes[0] == mem.running.size:
+    if mem.state[RUNNING] == mem.running.size:
         _forget_finished(w, mem)
-    mem.running[mem.sizes[0]] = row
-    mem.sizes[0] += 1
+    mem.running[mem.state[RUNNING]] = row
+    mem.state[RUNNING] += 1
 
 
-@njit(cache=True)
+@inner
 def _forget_finished(w: World, mem: Memory) -> None:
     kept = 0
-    for i in range(mem.sizes[0]):
+    for i in range(mem.state[RUNNING]):
         if w.table.jobs[mem.running[i]].phase == HELD:
             mem.running[kept] = mem.running[i]
             kept += 1
-    mem.sizes[0] = kept
+    mem.state[RUNNING] = kept
 
 
-@njit(cache=True)
+@inner
 def _sort_running(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
     """Insertion sort: from one decision to the next the order hardly changes."""
     jobs, running = w.table.jobs, mem.running
     _forget_finished(w, mem)
     if moves_while_running(rule):
-        for i in range(mem.sizes[0]):
+        for i in range(mem.state[RUNNING]):
             _rank(w, rule, d, running[i])
-    for i in range(1, mem.sizes[0]):
+    for i in range(1, mem.state[RUNNING]):
         row, j = running[i], i - 1
         while j >= 0 and before(jobs, row, running[j]):
             running[j + 1] = running[j]
@@ -264,7 +280,7 @@ def _sort_running(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
         running[j + 1] = row
 
 
-@njit(cache=True)
+@inner
 def _decide_preemptive(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
     """Walk running and waiting jobs merged in order, give each its GPUs from the whole cluster's budget.
 
@@ -272,9 +288,9 @@ def _decide_preemptive(w: World, mem: Memory, rule: Rule, d: Distribution) -> No
     """
     jobs, q, budget = w.table.jobs, mem.lines, mem.budget
     _sort_running(w, mem, rule, d)
-    starts, victims = 0, 0
+    starts, victims = ZERO, ZERO
     number = first_in_line(q, budget)
-    for i in range(mem.sizes[0]):
+    for i in range(mem.state[RUNNING]):
         row = mem.running[i]
         while number >= 0 and before(jobs, q.rows[q.lines[number].at], row):
             mem.starts[starts] = q.rows[q.lines[number].at]
@@ -296,7 +312,7 @@ def _decide_preemptive(w: World, mem: Memory, rule: Rule, d: Distribution) -> No
         _settle(w, mem, rule, d, starts, victims)
 
 
-@njit(cache=True)
+@inner
 def _pay_for_head(q: Lines, budget: NDArray[np.int64], number: int) -> int:
     """Take the head of this line off the budget; returns the next line to serve."""
     line = q.lines[number]
@@ -305,7 +321,7 @@ def _pay_for_head(q: Lines, budget: NDArray[np.int64], number: int) -> int:
     return first_in_line(q, budget)
 
 
-@njit(cache=True)
+@inner
 def _settle(w: World, mem: Memory, rule: Rule, d: Distribution, starts: int, victims: int) -> None:
     """Place those who shall start where the victims were and where nobody was; a refusal saves victims.
 
@@ -314,7 +330,7 @@ def _settle(w: World, mem: Memory, rule: Rule, d: Distribution, starts: int, vic
     jobs, budget = w.table.jobs, mem.budget
     for i in range(victims):
         release(w.machine, gpus_of(w.table, mem.victims[i]))
-    placed, refused = 0, False
+    placed, refused = ZERO, False
     for i in range(starts):
         row = mem.starts[i]
         read_free(w.machine, budget)
@@ -337,7 +353,7 @@ def _settle(w: World, mem: Memory, rule: Rule, d: Distribution, starts: int, vic
         _start(w, mem, rule, d, mem.starts[i])
 
 
-@njit(cache=True)
+@inner
 def _unplaced_gpus(w: World, mem: Memory, starts: int, first: int) -> int:
     """GPUs that those still to be placed will need."""
     jobs, total = w.table.jobs, 0
@@ -348,7 +364,7 @@ def _unplaced_gpus(w: World, mem: Memory, starts: int, first: int) -> int:
     return total
 
 
-@njit(cache=True)
+@inner
 def _hand_out_leftovers(w: World, mem: Memory, victims: int, placed: int) -> int:
     """What refusals left over goes to whoever is next in order: a victim stays, a waiting job starts."""
     jobs, q, budget = w.table.jobs, mem.lines, mem.budget
@@ -371,7 +387,7 @@ def _hand_out_leftovers(w: World, mem: Memory, victims: int, placed: int) -> int
     return placed
 
 
-@njit(cache=True)
+@inner
 def _start_leftover(w: World, mem: Memory, number: int, placed: int) -> int:
     line = mem.lines.lines[number]
     row = mem.lines.rows[line.at]

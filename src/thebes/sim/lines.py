@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from thebes.model.compiled import inner
 from thebes.policy.fill import fitting_kind
 
 LINE = np.dtype(
@@ -48,7 +48,7 @@ def lines_for(jobs: np.recarray) -> Lines:
     return Lines(jobs, lines, np.zeros(len(jobs), dtype=np.int64))
 
 
-@njit(cache=True)
+@inner
 def before(jobs: np.recarray, a: int, b: int) -> bool:
     """Whether job `a` stands before job `b` in the policy's order."""
     x, y = jobs[a], jobs[b]
@@ -59,7 +59,7 @@ def before(jobs: np.recarray, a: int, b: int) -> bool:
     return a < b
 
 
-@njit(cache=True)
+@inner
 def _position(q: Lines, line: np.record, row: int) -> int:
     """First place in the line whose job does not stand before `row`."""
     low, high = line.low, line.high
@@ -72,7 +72,7 @@ def _position(q: Lines, line: np.record, row: int) -> int:
     return low
 
 
-@njit(cache=True)
+@inner
 def enqueue(q: Lines, row: int) -> None:
     """Put a job into its line by its rank and key; the shorter side of the line makes room."""
     line = q.lines[q.jobs[row].gang_class]
@@ -90,7 +90,7 @@ def enqueue(q: Lines, row: int) -> None:
         q.rows[at] = row
 
 
-@njit(cache=True)
+@inner
 def dequeue(q: Lines, row: int) -> None:
     """Take a job out; its rank and key must be those it was put in with."""
     line = q.lines[q.jobs[row].gang_class]
@@ -105,7 +105,7 @@ def dequeue(q: Lines, row: int) -> None:
         line.high -= 1
 
 
-@njit(cache=True)
+@inner
 def to_the_heads(q: Lines) -> None:
     """Begin a decision: every line open, looked at from its head."""
     for number in range(q.lines.size):
@@ -114,7 +114,7 @@ def to_the_heads(q: Lines) -> None:
         line.closed = 0
 
 
-@njit(cache=True)
+@inner
 def first_in_line(q: Lines, budget: NDArray[np.int64]) -> int:
     """The line whose head comes first in the order, among open lines whose gangs fit the budget; -1 when there is none."""
     best = np.int64(-1)
@@ -130,7 +130,7 @@ def first_in_line(q: Lines, budget: NDArray[np.int64]) -> int:
     return best
 
 
-@njit(cache=True)
+@inner
 def first_of_all(q: Lines) -> int:
     """As `first_in_line`, but whether it fits or not: what a strict policy has to wait for."""
     best = np.int64(-1)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
+from thebes.model.compiled import compiled
 from thebes.model.decision import FAULTS, Decision, diff, faults
 from thebes.model.errors import UserError
 from thebes.model.jobs import NEVER, WAITING, gpus_of
@@ -21,7 +21,8 @@ from thebes.model.machine import copy_of, occupy, release
 from thebes.model.view import DISTRIBUTION, JobsView, Sketch, View
 from thebes.policy.base import Policy
 from thebes.sim.calendar import Calendar, calendar_for, next_event_s, schedule
-from thebes.sim.world import World, arrive, begin, depart, finish, promote, set_queue, step_timeline, submit, suspend
+from thebes.sim.profiler import REFIT_EVERY, refit_pack_limit
+from thebes.sim.world import World, arrive, begin, depart, finish, most_events, promote, set_queue, step_timeline, submit, suspend
 
 # Why `advance` came back.
 ASK, DONE, LOG_FULL = range(3)
@@ -34,7 +35,7 @@ class Alive(NamedTuple):
     size: NDArray[np.int64]
 
 
-@njit(cache=True)
+@compiled
 def advance(w: World, calendar: Calendar, alive: Alive, wake_s: float) -> int:
     """Go to the next instant at which anything happens: finishes, submissions, or the policy's own wake-up."""
     jobs, clock = w.table.jobs, w.clock[0]
@@ -43,6 +44,8 @@ def advance(w: World, calendar: Calendar, alive: Alive, wake_s: float) -> int:
         now_s = min(now_s, jobs[clock.arrived].submit_s)
     if now_s == NEVER:
         return DONE
+    if w.log.size - clock.logged < most_events(w, now_s):
+        return LOG_FULL
     clock.now_s = now_s
     while next_event_s(calendar) <= now_s:
         row = calendar.rows[0]
@@ -56,12 +59,10 @@ def advance(w: World, calendar: Calendar, alive: Alive, wake_s: float) -> int:
         alive.rows[alive.size[0]] = clock.arrived
         alive.size[0] += 1
         submit(w, clock.arrived)
-        if w.log.size - clock.logged < 4 * alive.size[0] + 1024:
-            return LOG_FULL
-    return ASK if w.log.size - clock.logged >= 4 * alive.size[0] + 1024 else LOG_FULL
+    return ASK
 
 
-@njit(cache=True)
+@compiled
 def carry_out(
     w: World,
     calendar: Calendar,
@@ -95,7 +96,7 @@ def carry_out(
     w.clock[0].decisions += 1
 
 
-@njit(cache=True)
+@compiled
 def note_queues(w: World, rows: NDArray[np.int64], queues: NDArray[np.int64]) -> None:
     for i in range(rows.size):
         set_queue(w, rows[i], queues[i])
@@ -117,6 +118,7 @@ class Loop:
         self.taken = np.zeros(len(world.machine.gpus), dtype=np.bool_)
         self.wake_s = NEVER
         self.memory: object = None
+        self.refit_at = REFIT_EVERY
 
     def run(self, instants: int) -> int:
         """DONE, LOG_FULL (give the log more room and go on) or ASK (there is more to do)."""
@@ -129,6 +131,8 @@ class Loop:
             else:
                 self.wake_s = NEVER
             step_timeline(self.world)
+            if self.world.learns[0]:
+                self.refit_at = refit_pack_limit(self.world, self.refit_at)
         return ASK
 
     def grow_log(self) -> None:
@@ -195,5 +199,3 @@ def with_longer_log(world: World) -> World:
     longer = np.recarray(2 * len(world.log), dtype=world.log.dtype)
     longer[: len(world.log)] = world.log
     return world._replace(log=longer)
-
-

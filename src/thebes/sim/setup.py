@@ -53,7 +53,9 @@ def prepare(
     notes: list[str] = []
     jobs = trace.jobs if limit is None else trace.jobs.head(limit)
     if jobs.is_empty():
-        raise UserError(f"{trace.name}: no jobs to simulate", hint="check --limit, or the trace with `thebes trace info`")
+        raise UserError(
+            f"{trace.name}: no jobs to simulate", hint="check --limit, or the trace with `thebes trace info`"
+        )
     asked = jobs["num_gpus"].to_numpy()
     gpus = np.ceil(asked - 1e-9).astype(np.int64)
     fractional = int((gpus > asked + 1e-9).sum())
@@ -67,7 +69,9 @@ def prepare(
                 _oversize(jobs, gpus, kinds, fits, cluster, placement, trace.name),
                 hint="--skip-oversize leaves them out and goes on",
             )
-        notes.append(f"{int((~fits).sum())} of {len(fits)} jobs left out: they can never fit this cluster (--skip-oversize)")
+        notes.append(
+            f"{int((~fits).sum())} of {len(fits)} jobs left out: they can never fit this cluster (--skip-oversize)"
+        )
         jobs, gpus, kinds = jobs.filter(pl.Series(fits)), gpus[fits], kinds[fits]
         if jobs.is_empty():
             raise UserError(f"{trace.name}: no job fits {cluster.describe()}", hint="use a larger cluster")
@@ -91,13 +95,17 @@ def _allowed_kinds(jobs: pl.DataFrame, cluster: Cluster, ignore_gpu_type: bool) 
         if not wanted:
             return everything
         types = {name.strip().lower() for name in wanted.split("|")}
-        return sum(1 << k for k, kind in enumerate(cluster.kinds) if not kind.gpu_type or kind.gpu_type.lower() in types)
+        return sum(
+            1 << k for k, kind in enumerate(cluster.kinds) if not kind.gpu_type or kind.gpu_type.lower() in types
+        )
 
     by_type = {wanted: kinds_for(wanted) for wanted in jobs["gpu_type"].unique().to_list()}
     return np.array([by_type[wanted] for wanted in jobs["gpu_type"].to_list()], dtype=np.int64)
 
 
-def _fits(gpus: NDArray[np.int64], kinds: NDArray[np.int64], cluster: Cluster, placement: Placement) -> NDArray[np.bool_]:
+def _fits(
+    gpus: NDArray[np.int64], kinds: NDArray[np.int64], cluster: Cluster, placement: Placement
+) -> NDArray[np.bool_]:
     """Whether each job could run on an idle cluster: a gang needs GPUs of one kind."""
     machine = machine_of(cluster)
     fits = np.zeros(len(gpus), dtype=np.bool_)
@@ -122,11 +130,17 @@ def _oversize(
     listed = [f"{ids[i]} ({gpus[i]} GPUs)" for i in bad[:5]]
     more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
     where = f"{cluster.describe()}, placement {placement.name}"
-    reason = f"; {wrong_type} of them ask for a GPU type that is not there (--ignore-gpu-type takes any)" if wrong_type else ""
+    reason = (
+        f"; {wrong_type} of them ask for a GPU type that is not there (--ignore-gpu-type takes any)"
+        if wrong_type
+        else ""
+    )
     return f"{name}: {len(bad)} of {len(fits)} jobs can never run on this cluster ({where}){reason}: {', '.join(listed)}{more}"
 
 
-def build_world(work: Workload, cluster: Cluster, placement: Placement, perf: SpeedModel, costs: Costs, seed: int) -> World:
+def build_world(
+    work: Workload, cluster: Cluster, placement: Placement, perf: SpeedModel, costs: Costs, seed: int
+) -> World:
     """The World at the instant before the first submission."""
     count = len(work.gpus)
     jobs = np.recarray(count, dtype=JOB)
@@ -163,7 +177,8 @@ def _fill_in_models(jobs: np.recarray, models: list[str | None]) -> None:
     known = catalogue()
     distinct = {name: known.get(name) if name else None for name in set(models)}
     facts = {
-        name: (m.skew, m.state_gib, m.model_class) if m else (0.0, UNKNOWN_STATE_GIB, BALANCED) for name, m in distinct.items()
+        name: (m.skew, m.state_gib, m.model_class) if m else (0.0, UNKNOWN_STATE_GIB, BALANCED)
+        for name, m in distinct.items()
     }
     columns = np.array([facts[name] for name in models])
     jobs.skew, jobs.state_gib, jobs.model_class = columns[:, 0], columns[:, 1], columns[:, 2].astype(np.int64)
@@ -177,7 +192,9 @@ def _fill_in_shape(jobs: np.recarray, cluster: Cluster) -> None:
         here = cluster.node_kind == kind
         rack_gpus = np.bincount(cluster.node_rack[here], weights=cluster.node_gpus[here]).max()
         largest_group = max(spec.groups or (spec.gpus,))
-        tier = np.where(jobs.gpus <= largest_group, 0, np.where(jobs.gpus <= spec.gpus, 1, np.where(jobs.gpus <= rack_gpus, 2, 3)))
+        tier = np.where(
+            jobs.gpus <= largest_group, 0, np.where(jobs.gpus <= spec.gpus, 1, np.where(jobs.gpus <= rack_gpus, 2, 3))
+        )
         jobs.best_tier = np.where(allowed, np.minimum(jobs.best_tier, tier), jobs.best_tier)
         jobs.min_nodes = np.where(allowed, np.minimum(jobs.min_nodes, -(-jobs.gpus // spec.gpus)), jobs.min_nodes)
 

@@ -27,9 +27,7 @@ from thebes.policy.priority import PriorityPolicy, distribution_of
 from thebes.policy.tiresias_compat import TiresiasCompat
 from thebes.report.metrics import summarise
 from thebes.sim import fast, loop
-from thebes.sim.calendar import calendar_for
 from thebes.sim.costs import Costs
-from thebes.sim.lines import lines_for
 from thebes.sim.result import EVENT_KINDS, Result
 from thebes.sim.setup import Workload, build_world, prepare
 from thebes.sim.world import FAULTS, World
@@ -128,16 +126,19 @@ def _run_fast(world: World, policy: PriorityPolicy, options: Options, progress: 
     jobs = world.table.jobs
     rule, given = policy.rule(), policy.samples()
     distribution = distribution_of(given, room=len(jobs))
-    memory = fast.memory_for(
-        world, lines_for(jobs), calendar_for(jobs), given, learns=bool(policy.learn), checks=options.checks
-    )
+    memory = fast.memory_for(world, learns=policy.learn, checks=options.checks)
     status = fast.PAUSED
     while status != fast.DONE:
         status = fast.run(world, memory, rule, distribution, STRETCH)
         if status == fast.LOG_FULL:
             world = loop.with_longer_log(world)
+        elif status == fast.LEARN:
+            fast.learn(world, memory, rule, distribution, given)
         elif status == fast.UNSOUND:
-            raise AssertionError(f"{FAULTS[memory.sizes[2]]} (job row {memory.sizes[3]}) at {world.clock[0].now_s} s: please report")
+            fault, row = FAULTS[memory.state[fast.FAULT]], memory.state[fast.FAULT_ROW]
+            raise AssertionError(
+                f"{fault} (job row {row}) at {world.clock[0].now_s} s: a defect of Thebes, please report it"
+            )
         if progress:
             progress(int(world.clock[0].finished), len(jobs), float(world.clock[0].now_s))
     return world
@@ -249,5 +250,3 @@ def _events_frame(world: World) -> pl.DataFrame:
             "nodes": log.nodes.copy(),
         }
     )
-
-

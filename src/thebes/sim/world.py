@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from thebes.model.compiled import compiled, inner
 from thebes.model.jobs import FINISHED, HELD, NEVER, WAITING, JobTable, gpus_of, running_s
-from thebes.model.machine import Machine, nodes_spanned, occupy, release, tier_spanned
+from thebes.model.machine import ZERO, Machine, nodes_spanned, occupy, release, tier_spanned
 from thebes.placement.strategies import Strategy
 
 # Event kinds: positions in thebes.sim.result.EVENT_KINDS.
-FINISH, SUBMIT, DEMOTE, PROMOTE, SUSPEND, START, RESUME, MIGRATE = range(8)
+FINISH, SUBMIT, DEMOTE, PROMOTE, SUSPEND, START, RESUME, MIGRATE = np.arange(8)
 
 EVENT = np.dtype(
     [("time_s", np.float64), ("job", np.uint32), ("event", np.int8), ("gpus", np.int32), ("nodes", np.int32)]
@@ -80,7 +80,7 @@ class World(NamedTuple):
     learns: NDArray[np.bool_]  # one cell: whether `skew` learns its limit
 
 
-@njit(cache=True)
+@inner
 def record(w: World, row: int, event: int, nodes: int) -> None:
     clock = w.clock[0]
     entry = w.log[clock.logged]
@@ -93,7 +93,17 @@ def record(w: World, row: int, event: int, nodes: int) -> None:
     clock.events += 1
 
 
-@njit(cache=True)
+@inner
+def most_events(w: World, now_s: float) -> int:
+    """No instant writes more events than this: each job alive can change queue, stop and start once."""
+    jobs, clock = w.table.jobs, w.clock[0]
+    coming = clock.arrived
+    while coming < jobs.size and jobs[coming].submit_s <= now_s:
+        coming += 1
+    return 3 * (clock.held + clock.waiting) + 4 * (coming - clock.arrived) + 16
+
+
+@compiled
 def step_timeline(w: World) -> None:
     """Write the state that holds from now on; steps closer than the resolution overwrite each other."""
     clock = w.clock[0]
@@ -112,7 +122,7 @@ def step_timeline(w: World) -> None:
     step.waiting_gpus = clock.waiting_gpus
 
 
-@njit(cache=True)
+@inner
 def _thin_out(w: World) -> int:
     """Keep every second step and double the resolution, so that no run is too long for memory."""
     clock = w.clock[0]
@@ -130,7 +140,7 @@ def _thin_out(w: World) -> int:
     return kept
 
 
-@njit(cache=True)
+@inner
 def submit(w: World, row: int) -> None:
     clock, job = w.clock[0], w.table.jobs[row]
     job.phase = WAITING
@@ -138,10 +148,10 @@ def submit(w: World, row: int) -> None:
     clock.arrived += 1
     clock.waiting += 1
     clock.waiting_gpus += job.gpus
-    record(w, row, SUBMIT, 0)
+    record(w, row, SUBMIT, ZERO)
 
 
-@njit(cache=True)
+@inner
 def hold(w: World, row: int) -> None:
     """The job holds its slots from now on (the machine knows already); works out when it will run and end."""
     clock, job, costs = w.clock[0], w.table.jobs[row], w.costs[0]
@@ -173,7 +183,7 @@ def hold(w: World, row: int) -> None:
     clock.waiting_gpus -= job.gpus
 
 
-@njit(cache=True)
+@inner
 def begin(w: World, row: int) -> None:
     """Start or resume a waiting job on its slots."""
     job = w.table.jobs[row]
@@ -184,7 +194,7 @@ def begin(w: World, row: int) -> None:
     record(w, row, START if first else RESUME, job.nodes)
 
 
-@njit(cache=True)
+@inner
 def _charge_hold(w: World, row: int) -> float:
     """Close the account of this hold; returns the seconds it ran."""
     now_s, job = w.clock[0].now_s, w.table.jobs[row]
@@ -199,7 +209,7 @@ def _charge_hold(w: World, row: int) -> float:
     return ran_s
 
 
-@njit(cache=True)
+@inner
 def _observe(w: World, row: int, ran_s: float) -> None:
     """Remember how fast a gang ran that was spread over more nodes than it needed."""
     job = w.table.jobs[row]
@@ -208,41 +218,9 @@ def _observe(w: World, row: int, ran_s: float) -> None:
         seen.skew = job.skew
         seen.speed = job.speed
         w.clock[0].observed += 1
-        if w.clock[0].observed % LEARN_EVERY == 0:
-            count = min(w.clock[0].observed, w.observations.size)
-            w.strategy.pack_limit[0] = learned_pack_limit(w.observations[:count])
 
 
-LEARN_EVERY = 20
-NEEDS_CONSOLIDATION_BELOW = 0.95
-
-
-@njit(cache=True)
-def learned_pack_limit(seen: np.recarray) -> float:
-    """PACKLIMIT as the best one-feature linear classifier: above it, spreading a gang out has slowed it down.
-
-    Every cut between two skews seen is tried; the one that misjudges fewest placements wins. Infinite (consolidate
-    nobody) while no placement was slowed down.
-    """
-    n = seen.size
-    order = np.argsort(np.array([seen[i].skew for i in range(n)]))
-    slowed_above = 0
-    for i in range(n):
-        slowed_above += seen[i].speed < NEEDS_CONSOLIDATION_BELOW
-    wrong = n - slowed_above  # cut below everything: all are consolidated, those not slowed are misjudged
-    best_wrong, best_cut = wrong, -1.0
-    for i in range(n):
-        slowed = seen[order[i]].speed < NEEDS_CONSOLIDATION_BELOW
-        wrong += 1 if slowed else -1
-        last = i == n - 1
-        skew = seen[order[i]].skew
-        if (last or seen[order[i + 1]].skew > skew) and wrong < best_wrong:
-            best_wrong = wrong
-            best_cut = NEVER if last else 0.5 * (skew + seen[order[i + 1]].skew)
-    return best_cut
-
-
-@njit(cache=True)
+@inner
 def _vacate(w: World, row: int) -> None:
     """Stop running: charge the hold, write the state out. The machine's GPUs are the caller's business."""
     clock, job, costs = w.clock[0], w.table.jobs[row], w.costs[0]
@@ -275,22 +253,22 @@ def _vacate(w: World, row: int) -> None:
     clock.waiting_gpus += job.gpus
 
 
-@njit(cache=True)
+@inner
 def suspend(w: World, row: int) -> None:
     """Preempt a job whose GPUs the machine has already released."""
     _vacate(w, row)
     w.table.jobs[row].preemptions += 1
-    record(w, row, SUSPEND, 0)
+    record(w, row, SUSPEND, ZERO)
 
 
-@njit(cache=True)
+@inner
 def depart(w: World, row: int) -> None:
     """First half of a migration: suspend the job here, free its GPUs."""
     release(w.machine, gpus_of(w.table, row))
     _vacate(w, row)
 
 
-@njit(cache=True)
+@inner
 def arrive(w: World, row: int) -> None:
     """Second half: resume on its new slots. All departures of a decision come first, so that jobs can swap places."""
     job = w.table.jobs[row]
@@ -300,7 +278,7 @@ def arrive(w: World, row: int) -> None:
     record(w, row, MIGRATE, job.nodes)
 
 
-@njit(cache=True)
+@inner
 def finish(w: World, row: int) -> None:
     clock, job = w.clock[0], w.table.jobs[row]
     ran_s = _charge_hold(w, row)
@@ -312,10 +290,10 @@ def finish(w: World, row: int) -> None:
     clock.finished += 1
     clock.held -= 1
     clock.busy_gpus -= job.gpus
-    record(w, row, FINISH, 0)
+    record(w, row, FINISH, ZERO)
 
 
-@njit(cache=True)
+@inner
 def promote(w: World, row: int) -> None:
     """Back to the first queue: the age that decides priority starts again, the work done stays done."""
     job = w.table.jobs[row]
@@ -325,16 +303,16 @@ def promote(w: World, row: int) -> None:
     job.since_s = w.clock[0].now_s
     job.promotions += 1
     job.queue = 0
-    record(w, row, PROMOTE, 0)
+    record(w, row, PROMOTE, ZERO)
 
 
-@njit(cache=True)
+@inner
 def set_queue(w: World, row: int, queue: int) -> None:
     """Remember the queue that the policy put a job in, and tell of demotions."""
     job = w.table.jobs[row]
     if queue > job.queue:
         job.demotions += 1
-        record(w, row, DEMOTE, 0)
+        record(w, row, DEMOTE, ZERO)
     job.queue = queue
 
 
@@ -351,7 +329,7 @@ FAULTS = (
 SOUND, GHOST_HOLDER, GANG_BROKEN, DOUBLE_BOOKED, WRONG_KIND, SETS_DIFFER, INDEX_WRONG = range(7)
 
 
-@njit(cache=True)
+@compiled
 def check_world(w: World) -> tuple[int, int]:
     """Design rule 3 on the state itself, in one pass over the GPUs: (fault, job row)."""
     jobs, machine, clock = w.table.jobs, w.machine, w.clock[0]

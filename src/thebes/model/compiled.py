@@ -1,0 +1,74 @@
+"""How hot code is compiled: by Numba, once per machine and version of the source.
+
+`compiled` functions can be called from Python; `inner` ones only from compiled code, which saves the time to compile a
+door that nobody uses. With NUMBA_DISABLE_JIT=1 both are plain Python functions that do exactly the same.
+
+Numba's own cache looks only at the file of a function, not at the files of the functions that were compiled into it: an
+edit or an upgrade could leave old code in force. So each version of our sources has a cache folder of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+COMPILED_ROOMS = ("model", "placement", "policy", "sim")
+VERSIONS_KEPT = 4
+
+
+@cache
+def cache_folder() -> Path:
+    """Where this version's compiled code is kept: below THEBES_CACHE_DIR, or the user's cache folder."""
+    base = Path(os.environ.get("THEBES_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "thebes")
+    folder = base / f"compiled-{_sources_hash()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.touch()
+    except OSError:  # no home, or one that is read-only: compile again each time rather than fail
+        return Path(tempfile.gettempdir()) / f"thebes-{os.getuid()}-{_sources_hash()}"
+    versions = sorted(base.glob("compiled-*"), key=lambda old: old.stat().st_mtime, reverse=True)
+    for old in versions[VERSIONS_KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def is_cold() -> bool:
+    """Whether nothing was compiled yet for this version: the first run will take its time."""
+    return not any(cache_folder().glob("*/fast.run*.nbc"))
+
+
+@cache
+def _sources_hash() -> str:
+    digest = hashlib.sha256(numba.__version__.encode())
+    package = Path(__file__).parents[1]
+    for room in COMPILED_ROOMS:
+        for source in sorted((package / room).glob("*.py")):
+            digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _compile(function: F, **options: bool) -> F:
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(cache_folder())
+    try:
+        return numba.njit(cache=True, **options)(function)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def compiled(function: F) -> F:
+    return _compile(function)
+
+
+def inner(function: F) -> F:
+    return _compile(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)

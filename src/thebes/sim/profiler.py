@@ -1,0 +1,39 @@
+"""The profiler's part in placement: PACKLIMIT learned from how fast gangs ran that were spread out.
+
+Tiresias (NSDI'19), section 3.4: a simple linear classifier over past placements and the performance they gave, taken anew
+from time to time. One feature, the model's skew, so the classifier is a cut.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thebes.sim.world import World
+
+REFIT_EVERY = 20
+SLOWED_BELOW = 0.95  # a spread-out gang that runs slower than this should have been consolidated
+
+
+def refit_pack_limit(world: World, refit_at: int) -> int:
+    """Take the limit anew if enough was observed; returns the number of observations for the next time."""
+    seen = int(world.clock[0].observed)
+    if seen < refit_at:
+        return refit_at
+    window = world.observations[: min(seen, len(world.observations))]
+    world.strategy.pack_limit[0] = learned_pack_limit(window.skew, window.speed)
+    return seen + REFIT_EVERY
+
+
+def learned_pack_limit(skew: NDArray[np.float64], speed: NDArray[np.float64]) -> float:
+    """The cut that misjudges fewest placements: above it a gang was slowed down, below it was not.
+
+    Cuts lie between neighbouring skews. Infinite (consolidate nobody) while nothing was slowed down, below all when
+    everything was; between equally good cuts the lowest, which consolidates more.
+    """
+    order = np.argsort(skew, kind="stable")
+    skews, slowed = skew[order], speed[order] < SLOWED_BELOW
+    wrong = np.concatenate(([0], np.cumsum(slowed))) + np.concatenate((np.cumsum(~slowed[::-1])[::-1], [0]))
+    cuts = np.concatenate(([-1.0], 0.5 * (skews[1:] + skews[:-1]), [np.inf]))
+    possible = np.concatenate(([True], skews[1:] > skews[:-1], [True]))
+    return float(cuts[possible][np.argmin(wrong[possible])])
