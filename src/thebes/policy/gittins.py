@@ -53,7 +53,7 @@ class Gittins(DistributionPolicy):
 
     delta_gpu_s: float = parameter(3250.0, "D: how far the index looks ahead, in GPU-seconds", low=1e-3)
     quantum_s: float = parameter(
-        600.0, "running time between two looks at a job's service, in seconds; 0: at each event", low=0
+        600.0, "time between two readings of the running jobs' service, in seconds; 0: at each event", low=0
     )
 
     def rule(self) -> Rule:
@@ -72,7 +72,7 @@ class ShortestExpected(DistributionPolicy):
     paper: ClassVar[str] = "baseline; what `shortest-expected` of the Tiresias simulator was meant to be"
 
     quantum_s: float = parameter(
-        600.0, "running time between two looks at a job's service, in seconds; 0: at each event", low=0
+        600.0, "time between two readings of the running jobs' service, in seconds; 0: at each event", low=0
     )
 
     def rule(self) -> Rule:

@@ -17,14 +17,14 @@ from thebes.policy.priority import ATTAINED, PriorityPolicy, Rule, make_rule
 class LeastAttainedService(PriorityPolicy):
     """2D-LAS: the job with the least attained service (GPUs x time) goes first. Needs to know nothing.
 
-    Without a quantum, two jobs of equal service would take turns in no time at all; so a running job's service is read
-    at the end of each quantum that it has run. Ties go to the earlier submission.
+    Without a quantum, two jobs of equal service would take turns in no time at all; so the service of running
+    jobs is read once per quantum. Ties go to the earlier submission.
     """
 
     name: ClassVar[str] = "las"
     paper: ClassVar[str] = "Tiresias (NSDI'19) section 3.1, 2D-LAS"
 
-    quantum_s: float = parameter(600.0, "running time between two looks at a job's service, in seconds", low=1e-3)
+    quantum_s: float = parameter(600.0, "time between two readings of the running jobs' service, in seconds", low=1e-3)
     gpu_time: bool = parameter(True, "service counts GPUs x time; no: time alone (one-dimensional LAS)")
 
     def rule(self) -> Rule:

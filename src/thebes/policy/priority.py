@@ -2,7 +2,7 @@
 
 A `Rule` says how jobs are ordered: by which key, inside which feedback queues, with which promotion. `rank_and_key` turns
 a job into its place in that order at one instant; `next_change_s` and `promotion_s` say when that place will change by
-itself, so that demotions, promotions and quanta happen at their exact instants and nobody has to poll.
+itself, so that demotions and promotions happen at their exact instants and nobody has to poll.
 The simulator's fast path and the pure `decide` of every such policy call the same functions.
 """
 
@@ -34,7 +34,7 @@ class Rule(NamedTuple):
     order: int  # one of the keys above
     by_gpu_time: bool  # attained service counts GPUs x time (2D), not time alone
     limits: NDArray[np.float64]  # upper limits of all queues but the last; empty: no queues
-    quantum_s: float  # a running job's key moves in steps of so much running time; 0: at every decision
+    quantum_s: float  # the service of running jobs is read at multiples of it; 0: at every decision
     horizon: float  # Gittins: how far to look ahead (service) where there are no queues to say so
     promote_knob: float  # 0: nobody is promoted
     promote_floor_s: float
@@ -110,24 +110,33 @@ def queue_of(rule: Rule, job: np.record, age_s: float, run_from_s: float, now_s:
 
 
 @inner
-def _whole_quanta(rule: Rule, run_from_s: float, now_s: float) -> float:
-    """Quanta completed since `run_from_s`, by the same comparison of instants."""
-    if now_s <= run_from_s:
-        return 0.0
-    quanta = np.floor((now_s - run_from_s) / rule.quantum_s)
-    while now_s >= run_from_s + (quanta + 1.0) * rule.quantum_s:
-        quanta += 1.0
-    while quanta > 0.0 and now_s < run_from_s + quanta * rule.quantum_s:
-        quanta -= 1.0
-    return quanta
+def ticks_until(rule: Rule, now_s: float) -> float:
+    """Whole quanta on the clock so far; compared as `next_tick_s` announces them, not only divided."""
+    count = np.floor(now_s / rule.quantum_s)
+    while now_s >= (count + 1.0) * rule.quantum_s:
+        count += 1.0
+    while now_s < count * rule.quantum_s:
+        count -= 1.0
+    return count
 
 
 @inner
-def _stepped_service(rule: Rule, job: np.record, age_s: float, now_s: float) -> float:
-    """Attained service as of the last whole quantum of this hold."""
-    if rule.quantum_s > 0.0:
-        return (age_s + _whole_quanta(rule, job.run_from_s, now_s) * rule.quantum_s) * _weight(rule, job)
-    return (age_s + running_s(job, now_s)) * _weight(rule, job)
+def next_tick_s(rule: Rule, now_s: float) -> float:
+    """When the service of running jobs is read next; never for rules that do not read it in steps."""
+    return (ticks_until(rule, now_s) + 1.0) * rule.quantum_s if ticks(rule) else NEVER
+
+
+@inner
+def ticks(rule: Rule) -> bool:
+    """Whether running jobs move in the order at every tick of the quantum."""
+    return rule.quantum_s > 0.0 and (rule.order == ATTAINED or rule.order == GITTINS)
+
+
+@inner
+def _service_read(rule: Rule, job: np.record, age_s: float, now_s: float) -> float:
+    """Attained service as it was read last: at the last tick, or now where there are no ticks."""
+    read_s = ticks_until(rule, now_s) * rule.quantum_s if ticks(rule) else now_s
+    return (age_s + running_s(job, read_s)) * _weight(rule, job)
 
 
 @inner
@@ -149,12 +158,12 @@ def rank_and_key(rule: Rule, d: Distribution, job: np.record, age_s: float, now_
     if rule.order == REMAINING_SERVICE:
         return rank, remaining_s(job, now_s) * job.gpus
     if rule.order == ATTAINED:
-        return rank, _stepped_service(rule, job, age_s, now_s)
+        return rank, _service_read(rule, job, age_s, now_s)
     if rule.order == GITTINS and d.count[0] > 0:
         horizon = rule.horizon
         if rule.limits.size > 0:
             horizon = rule.limits[queue] if queue < rule.limits.size else NEVER
-        return rank, -gittins_index(d, _stepped_service(rule, job, age_s, now_s), horizon)
+        return rank, -gittins_index(d, _service_read(rule, job, age_s, now_s), horizon)
     if job.first_start_s < NEVER:  # START, and GITTINS before anything is known
         return rank, job.first_start_s
     return rank + 1, job.submit_s
@@ -162,13 +171,11 @@ def rank_and_key(rule: Rule, d: Distribution, job: np.record, age_s: float, now_
 
 @inner
 def next_change_s(rule: Rule, job: np.record, age_s: float, run_from_s: float, now_s: float) -> float:
-    """When the place of a job that runs from `run_from_s` on, at age `age_s`, changes: its demotion, or its quantum's end."""
+    """When the place of a job that runs from `run_from_s` on, at age `age_s`, changes: its demotion."""
     change_s = NEVER
     queue = queue_of(rule, job, age_s, run_from_s, now_s)
     if queue < rule.limits.size:
         change_s = run_from_s + (rule.limits[queue] / _weight(rule, job) - age_s)
-    if rule.quantum_s > 0.0 and (rule.order == ATTAINED or rule.order == GITTINS):
-        change_s = min(change_s, run_from_s + (_whole_quanta(rule, run_from_s, now_s) + 1.0) * rule.quantum_s)
     return change_s
 
 
@@ -186,10 +193,10 @@ def promotion_s(rule: Rule, job: np.record, age_s: float, since_s: float) -> flo
 
 @inner
 def moves_while_running(rule: Rule) -> bool:
-    """Whether the order among running jobs can change at a decision, without a change announced by `next_change_s`."""
-    return rule.order in (REMAINING_TIME, REMAINING_SERVICE) or (
-        rule.order in (ATTAINED, GITTINS) and rule.quantum_s <= 0
-    )
+    """Whether running jobs move in the order all the time, so that every decision must look at each of them."""
+    if rule.order == ATTAINED or rule.order == GITTINS:
+        return not ticks(rule)
+    return rule.order == REMAINING_TIME or rule.order == REMAINING_SERVICE
 
 
 @compiled
@@ -223,7 +230,7 @@ def wake_after(
     When a job that starts now will really run is not known yet (it may have to be restored first); that it runs at
     once is the earliest case. If it runs later, the policy wakes once too early and finds nothing to do.
     """
-    wake_s = NEVER
+    wake_s = next_tick_s(rule, now_s)
     somebody_waits = False
     for i in range(rows.size):
         job = jobs[rows[i]]

@@ -69,7 +69,7 @@ class TiresiasG(DistributionPolicy):
 
     queue_limits: tuple[float, ...] = parameter((3250.0, 7200.0), LIMITS_DOC, low=1e-3)
     quantum_s: float = parameter(
-        600.0, "running time between two looks at a job's index, in seconds; 0: at each event", low=0
+        600.0, "time between two readings of the running jobs' service, in seconds; 0: at each event", low=0
     )
     promote_knob: float = parameter(0.0, KNOB_DOC, low=0)
     promote_floor_s: float = parameter(600.0, FLOOR_DOC, low=0)

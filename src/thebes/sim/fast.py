@@ -24,9 +24,12 @@ from thebes.policy.priority import (
     Rule,
     moves_while_running,
     next_change_s,
+    next_tick_s,
     promotion_s,
     rank_and_key,
     set_samples,
+    ticks,
+    ticks_until,
 )
 from thebes.sim.calendar import Calendar, calendar_for, next_event_s, schedule
 from thebes.sim.lines import Lines, before, dequeue, enqueue, first_in_line, first_of_all, lines_for, to_the_heads
@@ -49,7 +52,7 @@ from thebes.sim.world import (
 DONE, LOG_FULL, PAUSED, UNSOUND, LEARN = range(5)
 
 # Cells of Memory.state.
-RUNNING, MIDWAY, DUE, REFRESH_AT, REFIT_AT, FAULT, FAULT_ROW = range(7)
+RUNNING, MIDWAY, DUE, REFRESH_AT, REFIT_AT, FAULT, FAULT_ROW, TICKED = range(8)
 
 
 class Memory(NamedTuple):
@@ -69,7 +72,7 @@ class Memory(NamedTuple):
 def memory_for(world: World, *, learns: bool, checks: bool) -> Memory:
     table, gpus, kinds = world.table, len(world.machine.gpus), len(world.machine.kinds)
     count = len(table.jobs)
-    state = np.zeros(7, dtype=np.int64)
+    state = np.zeros(8, dtype=np.int64)
     never = np.iinfo(np.int64).max
     state[REFRESH_AT] = next_refresh(0) if learns else never
     state[REFIT_AT] = REFIT_EVERY if world.learns[0] else never
@@ -121,6 +124,8 @@ def run(w: World, mem: Memory, rule: Rule, d: Distribution, instants: int) -> in
             now_s = next_event_s(mem.calendar)
             if clock.arrived < jobs.size:
                 now_s = min(now_s, jobs[clock.arrived].submit_s)
+            if clock.waiting > 0:
+                now_s = min(now_s, next_tick_s(rule, clock.now_s))
             if now_s == NEVER:
                 return DONE
             if w.log.size - clock.logged < most_events(w, now_s):
@@ -168,7 +173,7 @@ def _finish_those_due(w: World, mem: Memory) -> None:
 
 @inner
 def _change_queues(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
-    """The demotions, ends of quanta and promotions that are due now."""
+    """The demotions and promotions that are due now."""
     for i in range(mem.state[DUE]):
         row = mem.due[i]
         if w.table.jobs[row].phase == WAITING:
@@ -269,7 +274,9 @@ def _sort_running(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
     """Insertion sort: from one decision to the next the order hardly changes."""
     jobs, running = w.table.jobs, mem.running
     _forget_finished(w, mem)
-    if moves_while_running(rule):
+    tick = np.int64(ticks_until(rule, w.clock[0].now_s)) if ticks(rule) else mem.state[TICKED]
+    if moves_while_running(rule) or tick != mem.state[TICKED]:
+        mem.state[TICKED] = tick
         for i in range(mem.state[RUNNING]):
             _rank(w, rule, d, running[i])
     for i in range(1, mem.state[RUNNING]):

@@ -22,7 +22,19 @@ from thebes.model.view import DISTRIBUTION, JobsView, Sketch, View
 from thebes.policy.base import Policy
 from thebes.sim.calendar import Calendar, calendar_for, next_event_s, schedule
 from thebes.sim.profiler import REFIT_EVERY, refit_pack_limit
-from thebes.sim.world import World, arrive, begin, depart, finish, most_events, promote, set_queue, step_timeline, submit, suspend
+from thebes.sim.world import (
+    World,
+    arrive,
+    begin,
+    depart,
+    finish,
+    most_events,
+    promote,
+    set_queue,
+    step_timeline,
+    submit,
+    suspend,
+)
 
 # Why `advance` came back.
 ASK, DONE, LOG_FULL = range(3)
