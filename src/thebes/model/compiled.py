@@ -16,9 +16,10 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,7 +30,10 @@ VERSIONS_KEPT = 4
 @cache
 def cache_folder() -> Path:
     """Where this version's compiled code is kept: below THEBES_CACHE_DIR, or the user's cache folder."""
-    base = Path(os.environ.get("THEBES_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "thebes")
+    base = Path(
+        os.environ.get("THEBES_CACHE_DIR")
+        or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "thebes"
+    )
     folder = base / f"compiled-{_sources_hash()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,8 +70,35 @@ def _compile(function: F, **options: bool) -> F:
         numba.config.CACHE_DIR = before
 
 
+def plain(records: np.recarray) -> np.recarray:
+    """Records as compiled code is given them: Numba recognises the type of a plain structured array much faster."""
+    if numba.config.DISABLE_JIT:
+        return records
+    return cast("np.recarray", records.view(np.dtype(records.dtype.descr), np.ndarray))
+
+
 def compiled(function: F) -> F:
     return _compile(function)
+
+
+class entry:  # noqa: N801 - used like a decorator
+    """A compiled function as a hot Python loop calls it.
+
+    Before each call Numba looks up which compiled version fits the arguments, which takes longer than most of our calls
+    do. Here the version of the first call is kept; only for functions that are always called with the same types.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._version: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self._version is not None:
+            return self._version(*args)
+        result = self._function(*args)
+        versions = list(getattr(self._function, "overloads", {}).values())
+        self._version = versions[0].entry_point if len(versions) == 1 else self._function
+        return result
 
 
 def inner(function: F) -> F:

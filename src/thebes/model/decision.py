@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import compiled
+from thebes.model.compiled import compiled, entry
 from thebes.model.jobs import HELD, NEVER, WAITING, JobTable, gpus_of
 from thebes.model.machine import Machine
 
@@ -102,7 +102,7 @@ def faults(
 
 def diff(table: JobTable, alive: NDArray[np.int64], decision: Decision) -> Actions:
     """The actions that lead from what is to what is wanted."""
-    return Actions(*_diff(table, alive, decision.rows, decision.gpus))
+    return Actions(*_compare(table, alive, decision.rows, decision.gpus))
 
 
 @compiled
@@ -133,3 +133,6 @@ def _diff(
             suspend[suspends] = row
             suspends += 1
     return suspend[:suspends], start[:starts], migrate[:migrates], offset
+
+
+_compare = entry(_diff)

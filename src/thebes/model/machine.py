@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
-from thebes.model.compiled import compiled, inner
+from thebes.model.compiled import compiled, inner, plain
 
 FREE = -1
 # Typed constants: Numba would compile a function anew for each literal that it is called with.
@@ -67,9 +67,9 @@ def machine_of(cluster: Cluster) -> Machine:
     kinds.gpus_per_node = [kind.gpus for kind in cluster.kinds]
     kinds.total, kinds.free = cluster.kind_gpus, 0
     machine = Machine(
-        nodes=nodes,
-        gpus=gpus,
-        kinds=kinds,
+        nodes=plain(nodes),
+        gpus=plain(gpus),
+        kinds=plain(kinds),
         rack_free=np.zeros((racks, len(kinds)), dtype=np.int64),
         rack_level=np.zeros((racks, len(kinds), top), dtype=np.int64),
         level_nodes=np.zeros((len(kinds), top), dtype=np.int64),

@@ -53,35 +53,35 @@ class JobsView:
     @cached_property
     def gpus(self) -> NDArray[np.int64]:
         """GPUs asked for, all or nothing."""
-        return self._all.gpus[self.rows]
+        return self._all["gpus"][self.rows]
 
     @cached_property
     def submit_s(self) -> NDArray[np.float64]:
-        return self._all.submit_s[self.rows]
+        return self._all["submit_s"][self.rows]
 
     @cached_property
     def running(self) -> NDArray[np.bool_]:
         """Whether the job holds GPUs now."""
-        return self._all.phase[self.rows] == HELD
+        return self._all["phase"][self.rows] == HELD
 
     @cached_property
     def first_start_s(self) -> NDArray[np.float64]:
         """When it first got GPUs; infinite if never."""
-        return self._all.first_start_s[self.rows]
+        return self._all["first_start_s"][self.rows]
 
     @cached_property
     def since_s(self) -> NDArray[np.float64]:
         """When its present hold or wait began."""
-        return self._all.since_s[self.rows]
+        return self._all["since_s"][self.rows]
 
     @cached_property
     def _running_s(self) -> NDArray[np.float64]:
-        return np.where(self.running, np.maximum(self._now_s - self._all.run_from_s[self.rows], 0.0), 0.0)
+        return np.where(self.running, np.maximum(self._now_s - self._all["run_from_s"][self.rows], 0.0), 0.0)
 
     @cached_property
     def attained_s(self) -> NDArray[np.float64]:
         """Running time so far, since the last promotion."""
-        return self._all.age_s[self.rows] + self._running_s
+        return self._all["age_s"][self.rows] + self._running_s
 
     @cached_property
     def attained_gpu_s(self) -> NDArray[np.float64]:
@@ -91,28 +91,28 @@ class JobsView:
     @cached_property
     def waited_s(self) -> NDArray[np.float64]:
         """Seconds without GPUs so far, all waits added up."""
-        return self._all.waited_s[self.rows] + np.where(self.running, 0.0, self._now_s - self.since_s)
+        return self._all["waited_s"][self.rows] + np.where(self.running, 0.0, self._now_s - self.since_s)
 
     @cached_property
     def preemptions(self) -> NDArray[np.int64]:
-        return self._all.preemptions[self.rows]
+        return self._all["preemptions"][self.rows]
 
     @cached_property
     def skew(self) -> NDArray[np.float64]:
         """Share of the model's largest tensor, 0 where the model is unknown."""
-        return self._all.skew[self.rows]
+        return self._all["skew"][self.rows]
 
     @cached_property
     def duration_s(self) -> NDArray[np.float64]:
         """Oracle: seconds of running at full speed that the job needs in all."""
         self._only_with(DURATIONS, "duration_s")
-        return self._all.work_s[self.rows]
+        return self._all["work_s"][self.rows]
 
     @cached_property
     def remaining_s(self) -> NDArray[np.float64]:
         """Oracle: seconds of running at full speed that the job still needs."""
         self._only_with(DURATIONS, "remaining_s")
-        return self._all.left_s[self.rows] - self._running_s * self._all.speed[self.rows]
+        return self._all["left_s"][self.rows] - self._running_s * self._all["speed"][self.rows]
 
     def _only_with(self, need: str, column: str) -> None:
         if need not in self._needs:
@@ -140,8 +140,8 @@ class View:
 
     @property
     def free_gpus(self) -> int:
-        return int(self.machine.kinds.free.sum())
+        return int(self.machine.kinds["free"].sum())
 
     @property
     def total_gpus(self) -> int:
-        return int(self.machine.kinds.total.sum())
+        return int(self.machine.kinds["total"].sum())

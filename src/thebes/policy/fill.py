@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import compiled, inner
+from thebes.model.compiled import compiled, entry, inner
 from thebes.model.decision import BEHIND, HOLDS, NO_GPUS, NO_PLACE, NOT_CHOSEN, Decision
 from thebes.model.jobs import HELD, NEVER, JobTable, gpus_of
 from thebes.model.machine import Machine, all_free, copy_state, occupy, release
-from thebes.model.view import View
+from thebes.model.view import Sketch, View
 from thebes.placement.strategies import Strategy, place
 
 
@@ -34,24 +34,21 @@ def fill(
     `preempt=False`: running jobs stay, only free GPUs are handed out. `strict=True`: nobody passes a job that does not
     fit. The other arguments go into the Decision as they are.
     """
-    rows = view.jobs.rows[order]
-    sketch = view._sketch
-    state = np.full(len(view.jobs), NOT_CHOSEN, dtype=np.int64)
+    alive = view.jobs.rows
+    rows = alive[order]
+    state = np.full(len(alive), NOT_CHOSEN, dtype=np.int64)
     chosen = np.empty(len(rows), dtype=np.int64)
-    scratch = np.empty(len(rows), dtype=np.int64)
-    closed = np.zeros(view._gang_classes, dtype=np.bool_)
-    copy_state(view.machine, sketch.machine)
-    trial = JobTable(view._table.jobs, sketch.slots)
-    _carry_slots(view._table, trial, view.jobs.rows)
-    _release_unlisted(trial, sketch.machine, view.jobs.rows, rows, preempt, sketch.mark)
-    hand_out(trial, sketch.machine, view._strategy, rows, preempt, strict, chosen, scratch, closed)
+    sketch = view._sketch
+    _draw_up(
+        view._table, view.machine, sketch, view._strategy, alive, rows, preempt, strict, chosen, view._gang_classes
+    )
     state[order] = chosen
     if not preempt:
         state[view.jobs.running] = HOLDS
     holders = view.jobs.rows[state == HOLDS]
     return Decision(
         rows=holders,
-        gpus=_collect(trial, holders),
+        gpus=_collect(view._table.jobs, sketch.slots, holders),
         fate=state,
         wake_s=wake_s,
         promote=np.zeros(0, dtype=np.int64) if promote is None else promote,
@@ -61,42 +58,50 @@ def fill(
 
 
 @compiled
-def _carry_slots(source: JobTable, target: JobTable, rows: NDArray[np.int64]) -> None:
-    for row in rows:
-        if source.jobs[row].phase == HELD:
-            gpus_of(target, row)[:] = gpus_of(source, row)
-
-
-@compiled
-def _release_unlisted(
+def draw_up(
     table: JobTable,
-    m: Machine,
+    machine: Machine,
+    sketch: Sketch,
+    strategy: Strategy,
+    alive: NDArray[np.int64],
     rows: NDArray[np.int64],
-    listed: NDArray[np.int64],
     preempt: bool,
-    mark: NDArray[np.bool_],
+    strict: bool,
+    fate: NDArray[np.int64],
+    gang_classes: int,
 ) -> None:
-    """A running job that the policy did not list at all gives its GPUs up."""
-    if preempt and listed.size < rows.size:
-        mark[rows] = False
-        mark[listed] = True
-        for row in rows:
-            if table.jobs[row].phase == HELD and not mark[row]:
-                release(m, gpus_of(table, row))
+    """Hand out a copy of the cluster: sketch and `fate` then tell the wanted state."""
+    copy_state(machine, sketch.machine)
+    trial = JobTable(table.jobs, sketch.slots)
+    for row in alive:
+        if table.jobs[row].phase == HELD:
+            gpus_of(trial, row)[:] = gpus_of(table, row)
+    if preempt and rows.size < alive.size:  # a running job that the policy did not list at all gives its GPUs up
+        sketch.mark[alive] = False
+        sketch.mark[rows] = True
+        for row in alive:
+            if table.jobs[row].phase == HELD and not sketch.mark[row]:
+                release(sketch.machine, gpus_of(trial, row))
+    hand_out(trial, sketch.machine, strategy, rows, preempt, strict, fate, gang_classes)
 
 
 @compiled
-def _collect(table: JobTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def collect(jobs: np.recarray, slots: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The GPUs of these jobs, one after the other."""
     total = 0
     for row in rows:
-        total += table.jobs[row].gpus
+        total += jobs[row].gpus
     gpus = np.empty(total, dtype=np.int64)
     at = 0
     for row in rows:
-        count = table.jobs[row].gpus
-        gpus[at : at + count] = gpus_of(table, row)
-        at += count
+        first = jobs[row].first_slot
+        for i in range(jobs[row].gpus):
+            gpus[at] = slots[first + i]
+            at += 1
     return gpus
+
+
+_draw_up, _collect = entry(draw_up), entry(collect)
 
 
 @inner
@@ -172,7 +177,7 @@ def save_victims(table: JobTable, m: Machine, victims: NDArray[np.int64], unplac
 _STARTS, _VICTIM = 100, 101
 
 
-@compiled
+@inner
 def hand_out(
     table: JobTable,
     m: Machine,
@@ -181,15 +186,15 @@ def hand_out(
     preempt: bool,
     strict: bool,
     fate: NDArray[np.int64],
-    scratch: NDArray[np.int64],
-    closed: NDArray[np.bool_],
+    gang_classes: int,
 ) -> None:
     """Change machine and slots to what they shall be, and tell the fate of each row."""
+    closed = np.zeros(gang_classes, dtype=np.bool_)
     budget = np.empty(m.kinds.size, dtype=np.int64)
     if preempt:
         read_total(m, budget)
         if _choose(table, rows, budget, strict, fate):
-            _settle(table, m, strategy, rows, budget, fate, scratch, closed)
+            _settle(table, m, strategy, rows, budget, fate, closed)
         return
     read_free(m, budget)
     blocked = False
@@ -247,11 +252,11 @@ def _settle(
     rows: NDArray[np.int64],
     budget: NDArray[np.int64],
     fate: NDArray[np.int64],
-    scratch: NDArray[np.int64],
     closed: NDArray[np.bool_],
 ) -> None:
     """Victims out, newcomers in; what refusals leave over goes to whoever is next."""
     victims, unplaced = 0, 0
+    scratch = np.empty(rows.size, dtype=np.int64)
     for i in range(rows.size):
         if fate[i] == _VICTIM:
             release(m, gpus_of(table, rows[i]))

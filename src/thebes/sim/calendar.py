@@ -25,7 +25,7 @@ class Calendar(NamedTuple):
 
 
 def calendar_for(jobs: np.recarray) -> Calendar:
-    jobs.event_at, jobs.event_s = ABSENT, NEVER
+    jobs["event_at"], jobs["event_s"] = ABSENT, NEVER
     return Calendar(jobs, np.zeros(len(jobs), dtype=np.int64), np.zeros(1, dtype=np.int64))
 
 

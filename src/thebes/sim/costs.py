@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from thebes.model.compiled import plain
 from thebes.model.errors import UserError, nearest
 from thebes.model.parameters import parameter
 from thebes.sim.world import COSTS
@@ -46,12 +47,12 @@ class Costs:
         costs[0] = np.zeros(1, dtype=COSTS)[0]
         costs.saves = self.mechanism != "kill"
         if self.mechanism == "free":
-            return costs
+            return plain(costs)
         costs.start_s, costs.start_s_per_gib = self.start_s, self.start_s_per_gib
         costs.resume_s, costs.resume_s_per_gib = self.resume_s, self.resume_s_per_gib
         costs.suspend_s, costs.suspend_s_per_gib = self.suspend_s, self.suspend_s_per_gib
         costs.checkpoint_every_s = self.checkpoint_every_s
-        return costs
+        return plain(costs)
 
 
 FREE_OF_COST = Costs(mechanism="free")

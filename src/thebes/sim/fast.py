@@ -91,7 +91,7 @@ def memory_for(world: World, *, learns: bool, checks: bool) -> Memory:
 
 def learn(w: World, mem: Memory, rule: Rule, d: Distribution, given: NDArray[np.float64]) -> None:
     """What `run` came back for with LEARN: a new distribution, a new PACKLIMIT, or both."""
-    finished = int(w.clock[0].finished)
+    finished = int(w.clock["finished"][0])
     if finished >= mem.state[REFRESH_AT]:
         known = known_count(finished)
         mem.state[REFRESH_AT] = next_refresh(known)
@@ -110,9 +110,9 @@ def _rank_everybody(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
 
 def _sort_lines(q: Lines) -> None:
     for line in q.lines:
-        rows = q.rows[line.low : line.high]
+        rows = q.rows[line["low"] : line["high"]]
         rows.sort()
-        rows[:] = rows[np.lexsort((q.jobs.key[rows], q.jobs["rank"][rows]))]
+        rows[:] = rows[np.lexsort((q.jobs["key"][rows], q.jobs["rank"][rows]))]
 
 
 @compiled

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import inner
+from thebes.model.compiled import inner, plain
 from thebes.policy.fill import fitting_kind
 
 LINE = np.dtype(
@@ -37,15 +37,15 @@ class Lines(NamedTuple):
 
 def lines_for(jobs: np.recarray) -> Lines:
     """Empty lines with room for every job; `gang_class` numbers them."""
-    classes, example, counts = np.unique(jobs.gang_class, return_index=True, return_counts=True)
+    classes, example, counts = np.unique(jobs["gang_class"], return_index=True, return_counts=True)
     lines = np.recarray(len(classes), dtype=LINE)
-    lines.gpus, lines.kinds = jobs.gpus[example], jobs.kinds[example]
+    lines.gpus, lines.kinds = jobs["gpus"][example], jobs["kinds"][example]
     lines.room = counts
     lines.first = np.concatenate(([0], np.cumsum(counts)[:-1]))
     for column in ("low", "high", "at"):
         lines[column] = lines.first
     lines.closed = 0
-    return Lines(jobs, lines, np.zeros(len(jobs), dtype=np.int64))
+    return Lines(jobs, plain(lines), np.zeros(len(jobs), dtype=np.int64))
 
 
 @inner

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
-from thebes.model.compiled import compiled
+from thebes.model.compiled import compiled, entry, plain
 from thebes.model.decision import FAULTS, Decision, diff, faults
 from thebes.model.errors import UserError
 from thebes.model.jobs import NEVER, WAITING, gpus_of
@@ -114,6 +114,10 @@ def note_queues(w: World, rows: NDArray[np.int64], queues: NDArray[np.int64]) ->
         set_queue(w, rows[i], queues[i])
 
 
+_advance, _carry_out, _step_timeline = entry(advance), entry(carry_out), entry(step_timeline)
+_faults, _note_queues = entry(faults), entry(note_queues)
+
+
 class Loop:
     """One simulation under one policy; `run` goes on until done or for so many instants."""
 
@@ -126,7 +130,7 @@ class Loop:
         self.calendar = calendar_for(world.table.jobs)
         self.alive = Alive(np.zeros(count, dtype=np.int64), np.zeros(1, dtype=np.int64))
         self.sketch = Sketch(copy_of(world.machine), world.table.slots.copy(), np.zeros(count, dtype=np.bool_))
-        self.gang_classes = int(world.table.jobs.gang_class.max()) + 1
+        self.gang_classes = int(world.table.jobs["gang_class"].max()) + 1
         self.taken = np.zeros(len(world.machine.gpus), dtype=np.bool_)
         self.wake_s = NEVER
         self.memory: object = None
@@ -135,14 +139,14 @@ class Loop:
     def run(self, instants: int) -> int:
         """DONE, LOG_FULL (give the log more room and go on) or ASK (there is more to do)."""
         for _ in range(instants):
-            status = advance(self.world, self.calendar, self.alive, self.wake_s)
+            status = _advance(self.world, self.calendar, self.alive, self.wake_s)
             if status != ASK:
                 return status
             if self.alive.size[0]:
                 self._decide()
             else:
                 self.wake_s = NEVER
-            step_timeline(self.world)
+            _step_timeline(self.world)
             if self.world.learns[0]:
                 self.refit_at = refit_pack_limit(self.world, self.refit_at)
         return ASK
@@ -152,7 +156,7 @@ class Loop:
 
     def view(self) -> View:
         world, needs = self.world, self.policy.needs
-        now_s = float(world.clock[0].now_s)
+        now_s = float(world.clock["now_s"][0])
         rows = self.alive.rows[: self.alive.size[0]].copy()
         return View(
             now_s=now_s,
@@ -163,7 +167,7 @@ class Loop:
             _sketch=self.sketch,
             _strategy=world.strategy,
             _gang_classes=self.gang_classes,
-            finished_gpu_s=world.services[: world.clock[0].finished if DISTRIBUTION in needs else 0],
+            finished_gpu_s=world.services[: world.clock["finished"][0] if DISTRIBUTION in needs else 0],
             memory=self.memory,
         )
 
@@ -178,7 +182,7 @@ class Loop:
                 hint="wake_s is an instant after view.now_s; leave it out if nothing changes by itself",
             )
         actions = diff(self.world.table, view.jobs.rows, decision)
-        carry_out(
+        _carry_out(
             self.world,
             self.calendar,
             decision.rows,
@@ -190,13 +194,13 @@ class Loop:
             decision.promote,
         )
         if decision.queues is not None:
-            note_queues(self.world, view.jobs.rows, decision.queues)
+            _note_queues(self.world, view.jobs.rows, decision.queues)
         self.wake_s = decision.wake_s
         self.memory = decision.memory
 
     def _check(self, decision: Decision, now_s: float) -> None:
-        fault, row = faults(self.world.table, self.world.machine, decision.rows, decision.gpus, self.taken)
-        if not fault and any(self.world.table.jobs.phase[decision.promote] != WAITING):
+        fault, row = _faults(self.world.table, self.world.machine, decision.rows, decision.gpus, self.taken)
+        if not fault and len(decision.promote) and any(self.world.table.jobs["phase"][decision.promote] != WAITING):
             fault, row = len(FAULTS), int(decision.promote[0])
         if fault:
             what = FAULTS[fault] if fault < len(FAULTS) else "promotes a job that is not waiting"
@@ -210,4 +214,4 @@ def with_longer_log(world: World) -> World:
     """The same world with twice the room for events."""
     longer = np.recarray(2 * len(world.log), dtype=world.log.dtype)
     longer[: len(world.log)] = world.log
-    return world._replace(log=longer)
+    return world._replace(log=plain(longer))

@@ -17,11 +17,11 @@ SLOWED_BELOW = 0.95  # a spread-out gang that runs slower than this should have 
 
 def refit_pack_limit(world: World, refit_at: int) -> int:
     """Take the limit anew if enough was observed; returns the number of observations for the next time."""
-    seen = int(world.clock[0].observed)
+    seen = int(world.clock["observed"][0])
     if seen < refit_at:
         return refit_at
     window = world.observations[: min(seen, len(world.observations))]
-    world.strategy.pack_limit[0] = learned_pack_limit(window.skew, window.speed)
+    world.strategy.pack_limit[0] = learned_pack_limit(window["skew"], window["speed"])
     return seen + REFIT_EVERY
 
 

@@ -13,6 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
+from thebes.model.compiled import plain
 from thebes.model.errors import UserError
 from thebes.model.jobs import JOB, NEVER, JobTable
 from thebes.model.machine import machine_of
@@ -159,16 +160,16 @@ def build_world(
     clock = np.recarray(1, dtype=CLOCK)
     clock[:] = np.zeros(1, dtype=CLOCK)
     return World(
-        table=JobTable(jobs, np.zeros(int(work.gpus.sum()), dtype=np.int64)),
+        table=JobTable(plain(jobs), np.zeros(int(work.gpus.sum()), dtype=np.int64)),
         machine=machine_of(cluster),
         strategy=placement.strategy(seed),
         costs=costs.record(),
-        clock=clock,
+        clock=plain(clock),
         speeds=perf.speeds(),
-        log=np.recarray(max(4096, 6 * count), dtype=EVENT),
-        timeline=np.recarray(TIMELINE_ROOM, dtype=STEP),
+        log=plain(np.recarray(max(4096, 6 * count), dtype=EVENT)),
+        timeline=plain(np.recarray(TIMELINE_ROOM, dtype=STEP)),
         services=np.zeros(count),
-        observations=np.recarray(LEARNING_WINDOW, dtype=OBSERVATION),
+        observations=plain(np.recarray(LEARNING_WINDOW, dtype=OBSERVATION)),
         learns=np.array([placement.learns]),
     )
 

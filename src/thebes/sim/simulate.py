@@ -137,10 +137,10 @@ def _run_fast(world: World, policy: PriorityPolicy, options: Options, progress: 
         elif status == fast.UNSOUND:
             fault, row = FAULTS[memory.state[fast.FAULT]], memory.state[fast.FAULT_ROW]
             raise AssertionError(
-                f"{fault} (job row {row}) at {world.clock[0].now_s} s: a defect of Thebes, please report it"
+                f"{fault} (job row {row}) at {world.clock['now_s'][0]} s: a defect of Thebes, please report it"
             )
         if progress:
-            progress(int(world.clock[0].finished), len(jobs), float(world.clock[0].now_s))
+            progress(*_progress_of(world))
     return world
 
 
@@ -152,14 +152,17 @@ def _run_loop(world: World, cluster: Cluster, policy: Policy, options: Options, 
         if status == loop.LOG_FULL:
             simulation.grow_log()
         if progress:
-            clock = simulation.world.clock[0]
-            progress(int(clock.finished), len(world.table.jobs), float(clock.now_s))
+            progress(*_progress_of(simulation.world))
     return simulation.world
+
+
+def _progress_of(world: World) -> tuple[int, int, float]:
+    return int(world.clock["finished"][0]), len(world.table.jobs), float(world.clock["now_s"][0])
 
 
 def _refuse_unfinished(world: World, work: Workload, policy: Policy, options: Options) -> None:
     """Nothing fails silently: a run in which nothing more can happen must have finished every job."""
-    unfinished = np.flatnonzero(world.table.jobs.phase != FINISHED)
+    unfinished = np.flatnonzero(world.table.jobs["phase"] != FINISHED)
     if len(unfinished):
         ids = work.jobs["job_id"].gather(unfinished[:5]).to_list()
         more = f" and {len(unfinished) - 5} more" if len(unfinished) > 5 else ""
@@ -173,7 +176,7 @@ def _refuse_unfinished(world: World, work: Workload, policy: Policy, options: Op
 def _result(
     trace: Trace, cluster: Cluster, policy: Policy, options: Options, work: Workload, world: World, wall_seconds: float
 ) -> Result:
-    jobs, clock = _jobs_frame(work, world), world.clock[0]
+    jobs, clock = _jobs_frame(work, world), world.clock.view(np.recarray)[0]
     timeline = pl.DataFrame({name: world.timeline[name][: clock.steps].copy() for name in world.timeline.dtype.names})
     notes = (*trace.notes, *work.notes)
     metrics = summarise(
@@ -212,7 +215,7 @@ def settings_of(policy: Policy, options: Options) -> dict[str, Any]:
 
 
 def _jobs_frame(work: Workload, world: World) -> pl.DataFrame:
-    jobs = world.table.jobs
+    jobs = world.table.jobs.view(np.recarray)
     finished = jobs.phase == FINISHED
     ran_s = np.where(jobs.executed_s > 0, jobs.executed_s, 1.0)
     kept = work.jobs.select("job_id", "user", "vc")
@@ -239,7 +242,7 @@ def _times(name: str, values: np.ndarray[Any, Any], known: np.ndarray[Any, Any])
 
 
 def _events_frame(world: World) -> pl.DataFrame:
-    log = world.log[: world.clock[0].logged]
+    log = world.log[: world.clock["logged"][0]].view(np.recarray)
     kinds = pl.Series("kind", EVENT_KINDS, dtype=pl.Enum(EVENT_KINDS))
     return pl.DataFrame(
         {
