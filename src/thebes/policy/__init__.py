@@ -5,7 +5,12 @@ Policies of other packages join through the entry-point group `thebes.policies`.
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 
 from thebes.model.errors import UserError, nearest
 from thebes.policy.base import Policy
@@ -46,7 +51,51 @@ def registry() -> dict[str, type[Policy]]:
 
 
 def find(name: str) -> type[Policy]:
+    """The policy of this name; `FILE.py:CLASS` and `package.module:CLASS` are policies of your own."""
+    if ":" in name:
+        return _own(name)
     policies = registry()
     if name not in policies:
-        raise UserError(f"unknown policy '{name}'", hint=nearest(name, policies))
+        raise UserError(f"unknown policy '{name}'", hint=f"{nearest(name, policies)} (yours: FILE.py:CLASS)")
     return policies[name]
+
+
+def _own(name: str) -> type[Policy]:
+    place, _, class_name = name.rpartition(":")
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    found = getattr(module, class_name, None)
+    if found is None:
+        classes = [
+            n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, Policy) and c is not Policy
+        ]
+        raise UserError(f"{place} has no class '{class_name}'", hint=nearest(class_name, classes))
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise UserError(f"{name} is not a policy", hint="derive the class from thebes.Policy")
+    return found
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UserError(f"policy file '{path}': no such file", hint="write FILE.py:CLASS")
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[path.stem] = module  # so that worker processes and dataclasses find it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(
+            f"policy file '{path}' does not load: {type(error).__name__}: {error}",
+            hint="run it with python to see where",
+        ) from error
+    return module
+
+
+def _load_module(place: str) -> ModuleType:
+    try:
+        return import_module(place)
+    except ImportError as error:
+        raise UserError(
+            f"policy module '{place}' does not load: {error}", hint="write FILE.py:CLASS or package.module:CLASS"
+        ) from None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 
+from thebes.model.errors import UserError
 from thebes.model.trace import Trace
 
 # The frame holds event kinds as an Enum of these words. At one instant they are written in the order finish, demote and
@@ -38,5 +41,20 @@ class Result:
     jobs: pl.DataFrame
     events: pl.DataFrame
     timeline: pl.DataFrame
-    metrics: dict[str, str | int | float | None]
+    metrics: dict[str, Any]
     notes: tuple[str, ...] = ()
+
+
+def write_events(result: Result, path: Path) -> None:
+    """Every event as a table, with the job's own id; the file's ending says how: .parquet or .csv."""
+    ids = result.jobs["job_id"].gather(result.events["job"]).alias("job_id")
+    table = result.events.with_columns(ids).select("time_s", "job_id", "kind", "gpus", "nodes")
+    writers = {".parquet": table.write_parquet, ".csv": table.write_csv}
+    if path.suffix not in writers:
+        raise UserError(
+            f"{path}: events are written as .parquet or .csv", hint="choose a name that ends in one of them"
+        )
+    try:
+        writers[path.suffix](path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot write: {error.strerror or error}", hint="choose another place") from None

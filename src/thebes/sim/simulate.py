@@ -19,7 +19,7 @@ from thebes.model.parameters import parameters_of, show_value
 from thebes.model.trace import Trace
 from thebes.perf import SpeedModel, Tiers
 from thebes.perf import find as find_perf
-from thebes.placement import Consolidate, Placement
+from thebes.placement import Consolidate, Count, Placement
 from thebes.placement import find as find_placement
 from thebes.policy import Policy
 from thebes.policy import find as find_policy
@@ -60,7 +60,7 @@ def simulate(
     cluster: Cluster | str,
     policy: Policy | str,
     *,
-    placement: Placement | str = "consolidate",
+    placement: Placement | str | None = None,
     perf: SpeedModel | str = "tiers",
     costs: Costs | None = None,
     seed: int = 0,
@@ -73,11 +73,12 @@ def simulate(
 ) -> Result:
     """Replay a trace on a cluster under a policy.
 
-    Names and paths stand for objects: `simulate("jobs.csv", "8x8", "tiresias-l")`. `checks=False` leaves out the checker
-    of every decision. A run that ends with jobs unfinished is an error that names them.
+    Names and paths stand for objects: `simulate("jobs.csv", "8x8", "tiresias-l")`; the trace "philly-sample" ships with
+    Thebes. The placement is `consolidate` unless told otherwise. `checks=False` leaves out the checker of every decision. A run that ends with jobs unfinished is an error that names them.
     """
+    chosen = find_policy(policy)() if isinstance(policy, str) else policy
     options = Options(
-        placement=find_placement(placement)() if isinstance(placement, str) else placement,
+        placement=find_placement(placement)() if isinstance(placement, str) else placement or default_placement(chosen),
         perf=find_perf(perf)() if isinstance(perf, str) else perf,
         costs=costs or Costs(),
         seed=seed,
@@ -90,10 +91,15 @@ def simulate(
     return run(
         trace if isinstance(trace, Trace) else read(trace),
         cluster if isinstance(cluster, Cluster) else read_cluster(cluster),
-        find_policy(policy)() if isinstance(policy, str) else policy,
+        chosen,
         options,
         progress,
     )
+
+
+def default_placement(policy: Policy) -> Placement:
+    """The fewest nodes, except for the reproduction of a simulator that only counts."""
+    return Count() if isinstance(policy, TiresiasCompat) else Consolidate()
 
 
 def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progress: Progress | None = None) -> Result:
@@ -101,7 +107,7 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
     if isinstance(policy, TiresiasCompat):
         from thebes.sim.compat import run_compat
 
-        return run_compat(trace, cluster, policy, options)
+        return run_compat(trace, cluster, policy, options.placement.name, options.limit)
     work = prepare(
         trace,
         cluster,

@@ -36,7 +36,10 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = nearest(path.name, beside) if path.suffix else _FORMS
-        raise UserError(f"cluster '{path}': no such file, and not a short form either", hint=hint if hint.startswith("did") else _FORMS) from None
+        raise UserError(
+            f"cluster '{path}': no such file, and not a short form either",
+            hint=hint if hint.startswith("did") else _FORMS,
+        ) from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file", hint=_FORMS) from None
     except OSError as error:

@@ -7,7 +7,7 @@ columns that only they have, from the most special to the most general, our own 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from thebes.trace import (
     tiresias,
 )
 from thebes.trace.draft import Draft, finish
+from thebes.trace.shipped import shipped_or_given
 from thebes.trace.source import Source, open_source
 from thebes.trace.table import parse
 
@@ -82,18 +83,19 @@ def read(
     duration_column: str = "duration",
     gpus_column: str = "num_gpus",
 ) -> Trace:
-    """Read a trace of any known format.
+    """Read a trace of any known format; `philly-sample` is the one that ships with Thebes.
 
     `format` skips detection. `duration_column` and `gpus_column` take run times or GPUs from another numeric column
     of the source, for instance `duration_est` of the Helios trace or `allocated_processors` of an SWF log.
     """
     chosen = _named(format) if format is not None else None
-    place = Path(path)
+    place = shipped_or_given(path)
     tables = pai.task_table_in(place) if _is_folder(place) else None
-    source = open_source(tables or path)
+    source = open_source(tables or place)
     if chosen is None:
         chosen = detect(source)
-    return finish(chosen.read(source), chosen.name, duration_column=duration_column, gpus_column=gpus_column)
+    found = finish(chosen.read(source), chosen.name, duration_column=duration_column, gpus_column=gpus_column)
+    return replace(found, name=str(path))
 
 
 def detect(source: Source) -> Format:

@@ -18,6 +18,16 @@ def sample_path() -> Path:
     return data_path("philly_sample.csv.gz")
 
 
+SAMPLES = {"philly-sample": sample_path}
+
+
+def shipped_or_given(name: str | Path) -> Path:
+    """The file behind the name of a shipped trace, unless a file of that name is there; any other path as it is."""
+    if str(name) in SAMPLES and not Path(name).exists():
+        return SAMPLES[str(name)]()
+    return Path(name)
+
+
 @cache
 def data_table(name: str) -> pl.DataFrame:
     return pl.read_csv(data_path(name))

@@ -1,0 +1,56 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each sets up what it needs in .venv.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.ready
+OUT := out
+
+.PHONY: help setup demo test test-slow lint bench bench-quick lock clean
+
+help:
+	@echo "make demo   replay a real trace under four policies, write out/demo.html"
+	@echo "make test   run all tests"
+	@echo "make bench  measure speed, write benchmarks/results/"
+	@echo "make setup  only make .venv; the command is then .venv/bin/thebes"
+	@echo "make lint   ruff, pyright, import contracts"
+
+setup: $(READY)
+
+$(READY): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Thebes needs Python 3.11 or newer: make setup PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(READY)
+
+demo: $(READY)
+	@mkdir -p $(OUT)
+	$(BIN)/thebes compare philly-sample --cluster 8x8 --policies fifo,srtf,tiresias-l,tiresias-g \
+	  --json $(OUT)/demo.json --report $(OUT)/demo.html
+	@echo
+	@echo "The report is $(OUT)/demo.html: open it in a browser."
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.run
+
+bench-quick: $(READY)
+	$(BIN)/python -m benchmarks.run --quick
+
+# No index address ends up in the lock file.
+lock:
+	uv pip compile pyproject.toml --extra report --group dev --python-version 3.11 --universal \
+	  --generate-hashes --no-emit-index-url --no-header --no-annotate -o requirements/dev.txt
+
+clean:
+	rm -rf .venv $(OUT) .pytest_cache .ruff_cache .hypothesis

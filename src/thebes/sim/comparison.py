@@ -1,0 +1,103 @@
+"""Several policies on one trace, each in a process of its own, and their figures side by side."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from typing import Any
+
+from thebes.model.cluster import Cluster
+from thebes.model.compiled import is_cold
+from thebes.model.trace import Trace
+from thebes.report.metrics import to_json
+from thebes.sim.choices import Choice
+from thebes.sim.result import Result
+from thebes.sim.simulate import run
+
+Advance = Callable[[int, float], None]  # which run, fraction done
+POLL_S = 0.2
+
+# Higher is better for these; ratios are always against the first policy.
+RATIOS = ("avg_jct", "median_jct", "p95_jct", "p99_jct", "max_jct", "makespan", "avg_queue_delay", "gpu_utilization")
+
+# What a worker process is given once, instead of with every task.
+_shared: tuple[Trace, Cluster, Any] | None = None
+
+
+def run_several(
+    trace: Trace,
+    cluster: Cluster,
+    choices: Sequence[Choice],
+    *,
+    workers: int | None = None,
+    advance: Advance | None = None,
+) -> list[Result]:
+    """Results in the order of the choices. One core, or one policy: no processes at all."""
+    count = min(len(choices), workers or len(os.sched_getaffinity(0)))
+    tell = advance or (lambda _index, _fraction: None)
+    if count == 1 or is_cold():
+        # The first run compiles for all that follow; several at a time would each compile the same.
+        first = [_run_here(trace, cluster, choices, index, tell) for index in range(len(choices) if count == 1 else 1)]
+        if len(first) == len(choices):
+            return first
+        return [*first, *_run_in_processes(trace, cluster, choices[1:], count, lambda i, f: tell(i + 1, f))]
+    return _run_in_processes(trace, cluster, choices, count, tell)
+
+
+def _run_here(trace: Trace, cluster: Cluster, choices: Sequence[Choice], index: int, tell: Advance) -> Result:
+    choice = choices[index]
+    return run(trace, cluster, choice.policy, choice.options, lambda done, of, _now: tell(index, done / of))
+
+
+def _run_in_processes(
+    trace: Trace, cluster: Cluster, choices: Sequence[Choice], count: int, tell: Advance
+) -> list[Result]:
+    context = multiprocessing.get_context("spawn")
+    fractions = context.Array("d", len(choices), lock=False)
+    with ProcessPoolExecutor(
+        count, mp_context=context, initializer=_share, initargs=(trace, cluster, fractions)
+    ) as pool:
+        futures: list[Future[Result]] = [pool.submit(_run_there, choice, index) for index, choice in enumerate(choices)]
+        try:
+            while wait(futures, timeout=POLL_S, return_when="FIRST_EXCEPTION").not_done:
+                for index, fraction in enumerate(fractions):
+                    tell(index, fraction)
+                if any(future.done() and future.exception() for future in futures):
+                    break
+        finally:
+            for future in futures:  # after an error the others need not go on
+                future.cancel()
+        return [future.result() for future in futures if not future.cancelled()]
+
+
+def _share(trace: Trace, cluster: Cluster, fractions: Any) -> None:
+    global _shared
+    _shared = (trace, cluster, fractions)
+
+
+def _run_there(choice: Choice, index: int) -> Result:
+    assert _shared is not None
+    trace, cluster, fractions = _shared
+
+    def tell(done: int, of: int, _now: float) -> None:
+        fractions[index] = done / of
+
+    return run(trace, cluster, choice.policy, choice.options, tell)
+
+
+def comparison_json(results: Sequence[Result]) -> str:
+    """All metrics, and each policy's ratios to the first."""
+    first = results[0].metrics
+
+    def ratio(result: Result, key: str) -> float | None:
+        mine, base = result.metrics[key], first[key]
+        return mine / base if isinstance(mine, float) and isinstance(base, float) and base else None
+
+    comparison = {
+        "results": [json.loads(to_json(result.metrics)) for result in results],
+        "ratios_to_first": {result.policy: {key: ratio(result, key) for key in RATIOS} for result in results},
+    }
+    return json.dumps(comparison, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

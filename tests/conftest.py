@@ -1,0 +1,45 @@
+"""What holds for the whole suite: every simulation is checked, and real data is used where it lies beside the checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from workloads import shared_data
+
+from thebes.sim import fast, loop
+
+# Compiled code is loaded inside the first example of a test; a deadline would measure that.
+settings.register_profile("thebes", deadline=None, print_blob=True, derandomize=True)
+settings.load_profile("thebes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "unchecked: this test compares with a run that leaves the checker out")
+
+
+@pytest.fixture(autouse=True)
+def every_simulation_is_checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Design rule 3: `checks=False` reaches the simulator only in tests that are marked `unchecked`."""
+    if request.node.get_closest_marker("unchecked"):
+        return
+
+    def guarded(function: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            assert options["checks"], "a test simulates without the checker: mark it `unchecked` or leave checks on"
+            return function(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(fast, "memory_for", guarded(fast.memory_for))
+    monkeypatch.setattr(loop.Loop, "__init__", guarded(loop.Loop.__init__))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real traces beside the checkout."""
+    if not shared_data().is_dir():
+        pytest.skip("the real traces (../shared/data) are not beside this checkout")
+    return shared_data()
