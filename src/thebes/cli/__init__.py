@@ -1,4 +1,4 @@
-"""The command line: thin. Each command parses, calls, prints; whatever it needs beyond Typer it imports when it runs."""
+"""The command line: thin. Each command parses, calls, prints; what it needs beyond Typer it imports when it runs."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def _kind(table: Mapping[str, Any], where: str) -> NodeKind:
 
 
 def _racks(table: Mapping[str, Any], count: int, rack_names: list[str], where: str) -> list[int]:
-    """Rack numbers of `count` nodes: all in the rack named, or dealt evenly over `racks` new ones, or one of their own."""
+    """Rack numbers of `count` nodes: all in the rack named, or dealt evenly over `racks` new ones, or all in one."""
     if "rack" in table and "racks" in table:
         raise UserError(f"{where}: both 'rack' and 'racks'", hint="name one rack, or say over how many to spread")
     if "racks" in table:

@@ -15,13 +15,19 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# Arrays of records and single records, whose fields are attributes. What a dtype holds cannot be said in Python's
+# types; the dtypes themselves (JOB, NODE, …) are the reference.
+Records = Any
+Record = Any
 
 COMPILED_ROOMS = ("model", "placement", "policy", "sim")
 VERSIONS_KEPT = 4
@@ -63,20 +69,25 @@ def _sources_hash() -> str:
     return digest.hexdigest()[:16]
 
 
+# Numba's settings and decorator, which its own type stubs describe only in part.
+_settings: Any = import_module("numba.core.config")
+_njit: Any = numba.njit
+
+
 def _compile(function: F, **options: bool) -> F:
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(cache_folder())
+    before = _settings.CACHE_DIR
+    _settings.CACHE_DIR = str(cache_folder())
     try:
-        return numba.njit(cache=True, **options)(function)
+        return _njit(cache=True, **options)(function)
     finally:
-        numba.config.CACHE_DIR = before
+        _settings.CACHE_DIR = before
 
 
-def plain(records: np.recarray) -> np.recarray:
+def plain(records: Records) -> Records:
     """Records as compiled code is given them: Numba recognises the type of a plain structured array much faster."""
-    if numba.config.DISABLE_JIT:
+    if _settings.DISABLE_JIT:
         return records
-    return cast("np.recarray", records.view(np.dtype(records.dtype.descr), np.ndarray))
+    return records.view(np.dtype(records.dtype.descr), np.ndarray)
 
 
 def compiled(function: F) -> F:

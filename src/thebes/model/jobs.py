@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import inner
+from thebes.model.compiled import Record, Records, inner
 
 # Where a job is in its life.
 UNSUBMITTED, WAITING, HELD, FINISHED = range(4)
@@ -73,12 +73,12 @@ JOB = np.dtype(
 class JobTable(NamedTuple):
     """Records in order of submission, and the GPUs that each holds."""
 
-    jobs: np.recarray
+    jobs: Records
     slots: NDArray[np.int64]
 
 
 @inner
-def running_s(job: np.record, now_s: float) -> float:
+def running_s(job: Record, now_s: float) -> float:
     """Seconds that a job has been running in this hold; restoring and waiting for GPUs do not count."""
     if job.phase == HELD and now_s > job.run_from_s:
         return now_s - job.run_from_s
@@ -86,13 +86,13 @@ def running_s(job: np.record, now_s: float) -> float:
 
 
 @inner
-def attained_s(job: np.record, now_s: float) -> float:
+def attained_s(job: Record, now_s: float) -> float:
     """Running time since the last promotion: `t` in the Tiresias paper."""
     return job.age_s + running_s(job, now_s)
 
 
 @inner
-def remaining_s(job: np.record, now_s: float) -> float:
+def remaining_s(job: Record, now_s: float) -> float:
     """Work still to do, in seconds at full speed. Only oracles may know it."""
     return job.left_s - running_s(job, now_s) * job.speed
 

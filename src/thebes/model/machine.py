@@ -1,23 +1,24 @@
 """Who holds which GPU, with an index that answers "the fullest node with room for w" in constant time.
 
-For each node kind and each number of free GPUs there is a set of nodes, kept as a two-level bitmap: the lowest node of a
-set is found in a few word operations even with 100,000 nodes, and always the same node is found. All functions are
+For each node kind and each number of free GPUs there is a set of nodes, kept as a two-level bitmap: the lowest node of
+a set is found in a few word operations even with 100,000 nodes, and always the same node is found. All functions are
 compiled; they work on one `Machine`, a tuple of arrays, in place. Whoever wants to try something out copies it first.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
-from thebes.model.compiled import compiled, inner, plain
+from thebes.model.compiled import Records, compiled, inner, plain
 
 FREE = -1
 # Typed constants: Numba would compile a function anew for each literal that it is called with.
-ZERO, NONE = np.int64(0), np.int64(-1)
+ZERO: Any = np.int64(0)
+NONE: Any = np.int64(-1)
 
 
 NODE = np.dtype(
@@ -41,11 +42,11 @@ KIND = np.dtype([("gpus_per_node", np.int64), ("total", np.int64), ("free", np.i
 
 
 class Machine(NamedTuple):
-    """Records per node, GPU and kind, then the index. Integers are all 64 bits wide: one compiled version of everything."""
+    """Records per node, GPU and kind, then the index. All integers have 64 bits: one compiled version of everything."""
 
-    nodes: np.recarray
-    gpus: np.recarray
-    kinds: np.recarray
+    nodes: Records
+    gpus: Records
+    kinds: Records
     rack_free: NDArray[np.int64]  # [rack, kind] -> GPUs
     rack_level: NDArray[np.int64]  # [rack, kind, free GPUs] -> nodes
     level_nodes: NDArray[np.int64]  # [kind, free GPUs] -> nodes
@@ -82,7 +83,7 @@ def machine_of(cluster: Cluster) -> Machine:
 
 def copy_of(machine: Machine) -> Machine:
     """An independent copy, to try a decision out on."""
-    return Machine(*(array.copy() for array in machine))
+    return Machine._make(array.copy() for array in machine)
 
 
 @compiled
@@ -111,7 +112,8 @@ def _lowest_bit(word: np.uint64) -> int:
     x = x - ((x >> _ONE) & np.uint64(0x5555555555555555))
     x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
     x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return np.int64((x * np.uint64(0x0101010101010101)) >> np.uint64(56))
+    count: Any = np.int64((x * np.uint64(0x0101010101010101)) >> np.uint64(56))
+    return count
 
 
 @compiled
@@ -240,7 +242,7 @@ def _assign(m: Machine, gpus: NDArray[np.int64], owner: int, sign: int) -> None:
 
 @inner
 def all_free(m: Machine, gpus: NDArray[np.int64]) -> bool:
-    for gpu in gpus:
+    for gpu in gpus:  # noqa: SIM110 - Numba compiles no generators
         if m.gpus[gpu].owner != FREE:
             return False
     return True

@@ -1,4 +1,4 @@
-"""Parameters that a user can set: declared once as dataclass fields, shown by `thebes policies show`, read from `--set`."""
+"""Parameters that a user can set: declared as dataclass fields, shown by `thebes policies show`, read from `--set`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """All that a policy may see at one instant.
 
-`view.jobs` has the jobs that are alive as NumPy columns, in order of submission; position i means the same job in each.
-What a policy has not declared under `needs` is hidden: asking for it raises, so that nobody reads a duration by accident.
+`view.jobs` has the jobs that are alive as NumPy columns, in order of submission; position i is the same job in each.
+What a policy has not declared under `needs` is hidden: asking for it raises, so nobody reads a duration by accident.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEEDS = {
 }
 
 
-class HiddenFromPolicy(AttributeError):
+class HiddenFromPolicy(AttributeError):  # noqa: N818 - reads as what it says
     """A policy asked for what it did not declare."""
 
 

@@ -57,7 +57,7 @@ class Tiers(SpeedModel):
         for key, values in (("balanced", self.balanced), ("skewed", self.skewed)):
             if len(values) != len(TIERS):
                 raise UserError(
-                    f"perf tiers: {key} needs {len(TIERS)} speeds, one each for {', '.join(TIERS)}; {len(values)} given",
+                    f"perf tiers: {key} needs {len(TIERS)} speeds ({', '.join(TIERS)}), not {len(values)}",
                     hint=f"write perf.{key}=1,1,0.95,0.9",
                 )
 

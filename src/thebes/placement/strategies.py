@@ -83,7 +83,7 @@ def _first_free(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int6
 
 @inner
 def _under_one_switch(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
-    """`yarn`: first fit on one node, or whole idle nodes plus one for the rest under the first switch that has them; else wait."""
+    """`yarn`: first fit on one node, or idle nodes and one for the rest under the first switch with room; else wait."""
     size = m.kinds[kind].gpus_per_node
     if gpus <= size:
         node = NONE

@@ -11,7 +11,7 @@ from thebes.model.view import View
 class Policy:
     """Base of all policies. The class docstring is what `thebes policies show` prints.
 
-    Parameters are dataclass fields made with `thebes.parameter`; a policy without parameters need not be a dataclass. Same
+    Parameters are dataclass fields made with `thebes.parameter`; without any, a policy need not be a dataclass. Same
     View, same Decision: no clock, no files, no randomness but from a seed that is a parameter.
     """
 

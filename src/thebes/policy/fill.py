@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import compiled, entry, inner
+from thebes.model.compiled import Records, compiled, entry, inner
 from thebes.model.decision import BEHIND, HOLDS, NO_GPUS, NO_PLACE, NOT_CHOSEN, Decision
 from thebes.model.jobs import HELD, NEVER, JobTable, gpus_of
-from thebes.model.machine import Machine, all_free, copy_state, occupy, release
+from thebes.model.machine import NONE, Machine, all_free, copy_state, occupy, release
 from thebes.model.view import Sketch, View
 from thebes.placement.strategies import Strategy, place
 
@@ -86,7 +86,7 @@ def draw_up(
 
 
 @compiled
-def collect(jobs: np.recarray, slots: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def collect(jobs: Records, slots: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """The GPUs of these jobs, one after the other."""
     total = 0
     for row in rows:
@@ -119,7 +119,7 @@ def read_total(m: Machine, budget: NDArray[np.int64]) -> None:
 @inner
 def fitting_kind(budget: NDArray[np.int64], kinds: int, gpus: int) -> int:
     """The allowed kind with the most GPUs left that holds the gang; -1 when none does."""
-    best = np.int64(-1)
+    best = NONE
     for kind in range(budget.size):
         if (kinds >> kind) & 1 and budget[kind] >= gpus and (best < 0 or budget[kind] > budget[best]):
             best = kind

@@ -1,6 +1,6 @@
 """The Gittins index, continuous: no queues, but a distribution of how much service jobs take.
 
-Tiresias (Gu et al., NSDI'19), section 3.1. G(a) is the chance that a job which has had service a ends within the next D,
+Tiresias (Gu et al., NSDI'19), section 3.1. G(a) is the chance that a job with service a so far ends within the next D,
 per unit of service spent on it until it ends or D is used up; the job with the largest G goes first.
 """
 
@@ -29,7 +29,7 @@ class DistributionPolicy(PriorityPolicy):
 
     needs: ClassVar[frozenset[str]] = frozenset({DISTRIBUTION})
 
-    samples_file: Path | None = parameter(None, "total GPU-seconds of past jobs, one per line; none: learn only")
+    samples_file: Path | None = parameter(None, "file of past jobs' total GPU-seconds, one per line")  # noqa: RUF009
     learn: bool = parameter(True, "take the jobs that finished so far into the distribution")
     _samples: NDArray[np.float64] = field(init=False, repr=False, compare=False)
 

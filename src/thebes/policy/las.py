@@ -1,7 +1,7 @@
 """Least attained service, continuous: no queues, no knowledge.
 
-Tiresias (Gu et al., NSDI'19), section 3.1: the job that has received least goes first, where what it received is counted
-in two dimensions, GPUs x time.
+Tiresias (Gu et al., NSDI'19), section 3.1: the job that has received least goes first, counted in two
+dimensions, GPUs x time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One small Tiresias per job size: the cluster is split between sizes by demand, each part runs its own two queues.
 
-After `multi-dlas-gpu` of the released Tiresias simulator, which splits every 600 s and leaves whatever a part cannot use
+After `multi-dlas-gpu` of the released Tiresias simulator, which splits every 600 s and leaves what a part cannot use
 idle (some sizes are never served). Here what is left over goes to the others, so the policy is work conserving.
 """
 

@@ -1,8 +1,8 @@
 """Priority policies: everything that a policy of the Tiresias family decides is one order of the jobs.
 
-A `Rule` says how jobs are ordered: by which key, inside which feedback queues, with which promotion. `rank_and_key` turns
-a job into its place in that order at one instant; `next_change_s` and `promotion_s` say when that place will change by
-itself, so that demotions and promotions happen at their exact instants and nobody has to poll.
+A `Rule` says how jobs are ordered: by which key, inside which feedback queues, with which promotion. `rank_and_key`
+turns a job into its place in that order at one instant; `next_change_s` and `promotion_s` say when that place will
+change by itself, so that demotions and promotions happen at their exact instants and nobody has to poll.
 The simulator's fast path and the pure `decide` of every such policy call the same functions.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import compiled, inner
+from thebes.model.compiled import Record, Records, compiled, inner
 from thebes.model.decision import HOLDS, Decision
 from thebes.model.jobs import HELD, NEVER, WAITING, attained_s, remaining_s, running_s
 from thebes.model.view import View
@@ -24,7 +24,7 @@ from thebes.policy.learning import known_count
 
 SUBMIT, GPUS, REMAINING_TIME, REMAINING_SERVICE, START, ATTAINED, GITTINS = range(7)
 
-# Of a job that was stopped at the instant of its demotion, the service computed back may fall short by a rounding error.
+# Of a job stopped at the instant of its demotion, the service computed back may fall short by a rounding error.
 ROUNDING = 1e-7
 
 
@@ -43,11 +43,11 @@ class Rule(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """Total service of past jobs: the first `count[0]` of `samples`, sorted; `prefix[i]` is the sum of the first i."""
+    """Total service of past jobs: the first `known[0]` of `samples`, sorted; `prefix[i]` is the sum of the first i."""
 
     samples: NDArray[np.float64]
     prefix: NDArray[np.float64]
-    count: NDArray[np.int64]
+    known: NDArray[np.int64]
 
 
 def distribution_of(samples: NDArray[np.float64], room: int = 0) -> Distribution:
@@ -63,17 +63,17 @@ def set_samples(d: Distribution, samples: NDArray[np.float64]) -> None:
     count = len(samples)
     d.samples[:count] = np.sort(samples)
     d.prefix[1 : count + 1] = np.cumsum(d.samples[:count])
-    d.count[0] = count
+    d.known[0] = count
 
 
 @compiled
 def gittins_index(d: Distribution, attained: float, horizon: float) -> float:
-    """P(S - a <= D | S > a) / E[min(S - a, D) | S > a]: the chance to finish within D per unit of service spent on trying.
+    """P(S - a <= D | S > a) / E[min(S - a, D) | S > a]: the chance to finish within D, per service spent on trying.
 
     Two binary searches and prefix sums. With D infinite it is one over the mean remaining service. 0 beyond the
     largest sample: nothing is known there, and such a job is the least likely to end soon.
     """
-    n = d.count[0]
+    n = d.known[0]
     samples = d.samples[:n]
     above = np.searchsorted(samples, attained, side="right")
     if above >= n:
@@ -88,13 +88,13 @@ def gittins_index(d: Distribution, attained: float, horizon: float) -> float:
 
 
 @inner
-def _weight(rule: Rule, job: np.record) -> float:
+def _weight(rule: Rule, job: Record) -> float:
     """Service per second of running."""
     return float(job.gpus) if rule.by_gpu_time else 1.0
 
 
 @inner
-def queue_of(rule: Rule, job: np.record, age_s: float, run_from_s: float, now_s: float) -> int:
+def queue_of(rule: Rule, job: Record, age_s: float, run_from_s: float, now_s: float) -> int:
     """The feedback queue of a job that had age `age_s` when it began, or will begin, to run at `run_from_s`.
 
     Compared as instants, in the very form in which `next_change_s` announces them: a demotion is in force at its
@@ -133,17 +133,18 @@ def ticks(rule: Rule) -> bool:
 
 
 @inner
-def _service_read(rule: Rule, job: np.record, age_s: float, now_s: float) -> float:
+def _service_read(rule: Rule, job: Record, age_s: float, now_s: float) -> float:
     """Attained service as it was read last: at the last tick, or now where there are no ticks."""
     read_s = ticks_until(rule, now_s) * rule.quantum_s if ticks(rule) else now_s
     return (age_s + running_s(job, read_s)) * _weight(rule, job)
 
 
 @inner
-def rank_and_key(rule: Rule, d: Distribution, job: np.record, age_s: float, now_s: float) -> tuple[int, float]:
+def rank_and_key(rule: Rule, d: Distribution, job: Record, age_s: float, now_s: float) -> tuple[int, float]:
     """The job's place in the order: smaller rank first, then smaller key, then earlier submission.
 
-    `age_s` is the job's age at the beginning of its hold: `job.age_s`, or 0 for one that is being promoted. The rank is the feedback queue, split in two where jobs that never ran stand behind those that did.
+    `age_s` is the job's age at the beginning of its hold: `job.age_s`, or 0 for one that is being promoted.
+    The rank is the feedback queue, split in two where jobs that never ran stand behind those that did.
     """
     queue = 0
     if rule.limits.size > 0:
@@ -159,7 +160,7 @@ def rank_and_key(rule: Rule, d: Distribution, job: np.record, age_s: float, now_
         return rank, remaining_s(job, now_s) * job.gpus
     if rule.order == ATTAINED:
         return rank, _service_read(rule, job, age_s, now_s)
-    if rule.order == GITTINS and d.count[0] > 0:
+    if rule.order == GITTINS and d.known[0] > 0:
         horizon = rule.horizon
         if rule.limits.size > 0:
             horizon = rule.limits[queue] if queue < rule.limits.size else NEVER
@@ -170,7 +171,7 @@ def rank_and_key(rule: Rule, d: Distribution, job: np.record, age_s: float, now_
 
 
 @inner
-def next_change_s(rule: Rule, job: np.record, age_s: float, run_from_s: float, now_s: float) -> float:
+def next_change_s(rule: Rule, job: Record, age_s: float, run_from_s: float, now_s: float) -> float:
     """When the place of a job that runs from `run_from_s` on, at age `age_s`, changes: its demotion."""
     change_s = NEVER
     queue = queue_of(rule, job, age_s, run_from_s, now_s)
@@ -180,7 +181,7 @@ def next_change_s(rule: Rule, job: np.record, age_s: float, run_from_s: float, n
 
 
 @inner
-def promotion_s(rule: Rule, job: np.record, age_s: float, since_s: float) -> float:
+def promotion_s(rule: Rule, job: Record, age_s: float, since_s: float) -> float:
     """When a job that waits since `since_s` is promoted: its wait has reached PROMOTEKNOB times its running time.
 
     Only jobs outside the first queue are eligible. The floor is the shortest wait that earns a promotion; without one,
@@ -201,7 +202,7 @@ def moves_while_running(rule: Rule) -> bool:
 
 @compiled
 def survey(
-    rule: Rule, d: Distribution, jobs: np.recarray, rows: NDArray[np.int64], now_s: float
+    rule: Rule, d: Distribution, jobs: Records, rows: NDArray[np.int64], now_s: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
     """Rank and key of each job, and who is promoted now."""
     ranks, keys = np.empty(rows.size, dtype=np.int64), np.empty(rows.size)
@@ -219,7 +220,7 @@ def survey(
 @compiled
 def wake_after(
     rule: Rule,
-    jobs: np.recarray,
+    jobs: Records,
     rows: NDArray[np.int64],
     fate: NDArray[np.int64],
     promoted: NDArray[np.bool_],

@@ -11,6 +11,7 @@ Demotions and promotions happen at their exact instants. The defaults are those 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from thebes.model.errors import UserError
@@ -24,7 +25,7 @@ FLOOR_DOC = "shortest wait that earns a promotion, in seconds: keeps long jobs f
 
 
 def _ascending(limits: tuple[float, ...]) -> tuple[float, ...]:
-    if any(low >= high for low, high in zip(limits, limits[1:], strict=False)):
+    if any(low >= high for low, high in pairwise(limits)):
         text = ",".join(f"{limit:g}" for limit in limits)
         raise UserError(
             f"tiresias: queue_limits={text} do not ascend", hint="write the smallest limit first, as in 3250,7200"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import inner
+from thebes.model.compiled import Records, inner
 from thebes.model.jobs import NEVER
 
 ABSENT = -1
@@ -19,12 +19,12 @@ ABSENT = -1
 class Calendar(NamedTuple):
     """`rows[:size[0]]` is the heap; each job record knows its event's instant and its place in the heap."""
 
-    jobs: np.recarray
+    jobs: Records
     rows: NDArray[np.int64]
     size: NDArray[np.int64]
 
 
-def calendar_for(jobs: np.recarray) -> Calendar:
+def calendar_for(jobs: Records) -> Calendar:
     jobs["event_at"], jobs["event_s"] = ABSENT, NEVER
     return Calendar(jobs, np.zeros(len(jobs), dtype=np.int64), np.zeros(1, dtype=np.int64))
 

@@ -22,7 +22,7 @@ PLACEMENTS = ("count", "yarn")
 
 
 def run_compat(trace: Trace, cluster: Cluster, policy: TiresiasCompat, placement: str, limit: int | None) -> Result:
-    """Run one published schedule in whole seconds. Jobs that the release leaves unfinished stay unfinished, with a note."""
+    """Run one published schedule in whole seconds. Jobs that the release leaves unfinished stay so, with a note."""
     if placement not in PLACEMENTS:
         raise UserError(
             f"tiresias-compat knows the placements {' and '.join(PLACEMENTS)}, not '{placement}'",

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from thebes.model.compiled import plain
+from thebes.model.compiled import Records, plain
 from thebes.model.errors import UserError, nearest
 from thebes.model.parameters import parameter
 from thebes.sim.world import COSTS
@@ -42,7 +42,7 @@ class Costs:
         if self.mechanism not in MECHANISMS:
             raise UserError(f"unknown cost.mechanism '{self.mechanism}'", hint=nearest(self.mechanism, MECHANISMS))
 
-    def record(self) -> np.recarray:
+    def record(self) -> Records:
         costs = np.recarray(1, dtype=COSTS)
         costs[0] = np.zeros(1, dtype=COSTS)[0]
         costs.saves = self.mechanism != "kill"

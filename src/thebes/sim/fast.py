@@ -1,6 +1,6 @@
 """The fast path: priority policies simulated in compiled code, event by event, touching only the jobs concerned.
 
-It decides exactly what `PriorityPolicy.decide` decides (a test holds the two against each other on random workloads), but
+It decides exactly what `PriorityPolicy.decide` decides (tests hold the two against each other on random workloads), but
 keeps the order between decisions: waiting jobs stand in lines, running jobs in one short list. A decision therefore
 costs what is running and what changes hands, not what is waiting.
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import inner, plain
+from thebes.model.compiled import Record, Records, inner, plain
+from thebes.model.machine import NONE
 from thebes.policy.fill import fitting_kind
 
 LINE = np.dtype(
@@ -30,12 +31,12 @@ LINE = np.dtype(
 
 
 class Lines(NamedTuple):
-    jobs: np.recarray
-    lines: np.recarray
+    jobs: Records
+    lines: Records
     rows: NDArray[np.int64]
 
 
-def lines_for(jobs: np.recarray) -> Lines:
+def lines_for(jobs: Records) -> Lines:
     """Empty lines with room for every job; `gang_class` numbers them."""
     classes, example, counts = np.unique(jobs["gang_class"], return_index=True, return_counts=True)
     lines = np.recarray(len(classes), dtype=LINE)
@@ -49,7 +50,7 @@ def lines_for(jobs: np.recarray) -> Lines:
 
 
 @inner
-def before(jobs: np.recarray, a: int, b: int) -> bool:
+def before(jobs: Records, a: int, b: int) -> bool:
     """Whether job `a` stands before job `b` in the policy's order."""
     x, y = jobs[a], jobs[b]
     if x.rank != y.rank:
@@ -60,7 +61,7 @@ def before(jobs: np.recarray, a: int, b: int) -> bool:
 
 
 @inner
-def _position(q: Lines, line: np.record, row: int) -> int:
+def _position(q: Lines, line: Record, row: int) -> int:
     """First place in the line whose job does not stand before `row`."""
     low, high = line.low, line.high
     while low < high:
@@ -116,8 +117,8 @@ def to_the_heads(q: Lines) -> None:
 
 @inner
 def first_in_line(q: Lines, budget: NDArray[np.int64]) -> int:
-    """The line whose head comes first in the order, among open lines whose gangs fit the budget; -1 when there is none."""
-    best = np.int64(-1)
+    """The line whose head comes first in the order, of the open lines whose gangs fit the budget; -1: none."""
+    best = NONE
     for number in range(q.lines.size):
         line = q.lines[number]
         if (
@@ -133,7 +134,7 @@ def first_in_line(q: Lines, budget: NDArray[np.int64]) -> int:
 @inner
 def first_of_all(q: Lines) -> int:
     """As `first_in_line`, but whether it fits or not: what a strict policy has to wait for."""
-    best = np.int64(-1)
+    best = NONE
     for number in range(q.lines.size):
         line = q.lines[number]
         if line.at < line.high and (best < 0 or before(q.jobs, q.rows[line.at], q.rows[q.lines[best].at])):

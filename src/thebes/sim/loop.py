@@ -1,7 +1,7 @@
 """The general path: any policy, asked through its View, event by event.
 
 Time and everything that costs time run in compiled code; once per instant the policy gets a View and answers with a
-Decision, which is checked, compared with what is (`diff`) and carried out. The live controller does the same with a real
+Decision, which is checked, compared with what is (`diff`) and carried out. A live controller does the same with a real
 clock and real processes.
 """
 
@@ -178,7 +178,7 @@ class Loop:
             self._check(decision, view.now_s)
         if not decision.wake_s > view.now_s:
             raise UserError(
-                f"policy {self.policy.label}: at {view.now_s:g} s it asks to be woken at {decision.wake_s:g} s, which is not later",
+                f"policy {self.policy.label}: at {view.now_s:g} s it asks to be woken at {decision.wake_s:g} s",
                 hint="wake_s is an instant after view.now_s; leave it out if nothing changes by itself",
             )
         actions = diff(self.world.table, view.jobs.rows, decision)

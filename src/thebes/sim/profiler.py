@@ -1,6 +1,6 @@
 """The profiler's part in placement: PACKLIMIT learned from how fast gangs ran that were spread out.
 
-Tiresias (NSDI'19), section 3.4: a simple linear classifier over past placements and the performance they gave, taken anew
+Tiresias (NSDI'19), section 3.4: a simple linear classifier over past placements and the speed they gave, taken anew
 from time to time. One feature, the model's skew, so the classifier is a cut.
 """
 

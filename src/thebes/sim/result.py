@@ -21,15 +21,17 @@ class Result:
     """The outcome of one policy on one trace.
 
     `jobs`, a row per job in trace order:
-        job_id (String), user, vc, model (String or null), gpus (Float64), submit_s, duration_s, first_start_s, finish_s, jct_s,
-        queue_delay_s (all waits without GPUs added up; first_wait_s is the wait before the first start), first_wait_s,
+        job_id, user, vc, model (String or null), gpus (Float64), submit_s, duration_s, first_start_s, finish_s, jct_s,
+        queue_delay_s (all waits without GPUs added up), first_wait_s (the wait before the first start),
         preemptions, promotions, demotions, migrations (Int64), useful_gpu_s, overhead_gpu_s, lost_gpu_s,
-        idle_held_gpu_s (Float64), nodes_last (Int64: nodes of the last placement), speed_mean (Float64: work per running second).
-        Times of a job that did not finish are null.
+        idle_held_gpu_s (Float64), nodes_last (Int64: nodes of the last placement),
+        speed_mean (Float64: work done per running second). Times of a job that did not finish are null.
     `events`, a row per event in time order:
-        time_s (Float64), job (UInt32: row in `jobs`), kind (Enum EVENT_KINDS), gpus (Int32), nodes (Int32: nodes spanned, 0 if none).
+        time_s (Float64), job (UInt32: row in `jobs`), kind (Enum EVENT_KINDS), gpus (Int32),
+        nodes (Int32: nodes spanned, 0 if none).
     `timeline`, a step function (each row holds until the next):
-        time_s (Float64), busy_gpus, waiting_jobs, running_jobs, waiting_gpus (Int64; waiting_gpus = GPUs asked for by waiting jobs).
+        time_s (Float64), busy_gpus, waiting_jobs, running_jobs (Int64),
+        waiting_gpus (Int64: GPUs asked for by waiting jobs).
     `metrics`: the figures of `--json`, in its key order (see thebes.report.metrics).
     """
 

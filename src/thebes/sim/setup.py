@@ -13,7 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
-from thebes.model.compiled import plain
+from thebes.model.compiled import Records, plain
 from thebes.model.errors import UserError
 from thebes.model.jobs import JOB, NEVER, JobTable
 from thebes.model.machine import machine_of
@@ -136,7 +136,8 @@ def _oversize(
         if wrong_type
         else ""
     )
-    return f"{name}: {len(bad)} of {len(fits)} jobs can never run on this cluster ({where}){reason}: {', '.join(listed)}{more}"
+    what = f"{len(bad)} of {len(fits)} jobs can never run on this cluster ({where}){reason}"
+    return f"{name}: {what}: {', '.join(listed)}{more}"
 
 
 def build_world(
@@ -174,7 +175,7 @@ def build_world(
     )
 
 
-def _fill_in_models(jobs: np.recarray, models: list[str | None]) -> None:
+def _fill_in_models(jobs: Records, models: list[str | None]) -> None:
     known = catalogue()
     distinct = {name: known.get(name) if name else None for name in set(models)}
     facts = {
@@ -185,7 +186,7 @@ def _fill_in_models(jobs: np.recarray, models: list[str | None]) -> None:
     jobs.skew, jobs.state_gib, jobs.model_class = columns[:, 0], columns[:, 1], columns[:, 2].astype(np.int64)
 
 
-def _fill_in_shape(jobs: np.recarray, cluster: Cluster) -> None:
+def _fill_in_shape(jobs: Records, cluster: Cluster) -> None:
     """What each job's best placement on an idle cluster spans: the placement at which it runs at full speed."""
     jobs.best_tier, jobs.min_nodes = 3, np.iinfo(np.int64).max
     for kind, spec in enumerate(cluster.kinds):
@@ -200,7 +201,7 @@ def _fill_in_shape(jobs: np.recarray, cluster: Cluster) -> None:
         jobs.min_nodes = np.where(allowed, np.minimum(jobs.min_nodes, -(-jobs.gpus // spec.gpus)), jobs.min_nodes)
 
 
-def _gang_classes(jobs: np.recarray, placement: Placement) -> NDArray[np.int64]:
+def _gang_classes(jobs: Records, placement: Placement) -> NDArray[np.int64]:
     """Number jobs by what decides whether they can be placed: GPUs, kinds and, for `skew`, the model's skew."""
     skew = jobs.skew if placement.code == SKEW else np.zeros(len(jobs))
     keys = np.rec.fromarrays([jobs.gpus, jobs.kinds, skew], names="gpus,kinds,skew")

@@ -74,7 +74,8 @@ def simulate(
     """Replay a trace on a cluster under a policy.
 
     Names and paths stand for objects: `simulate("jobs.csv", "8x8", "tiresias-l")`; the trace "philly-sample" ships with
-    Thebes. The placement is `consolidate` unless told otherwise. `checks=False` leaves out the checker of every decision. A run that ends with jobs unfinished is an error that names them.
+    Thebes. The placement is `consolidate` unless told otherwise. `checks=False` leaves out the checker of every
+    decision. A run that ends with jobs unfinished is an error that names them.
     """
     chosen = find_policy(policy)() if isinstance(policy, str) else policy
     options = Options(

@@ -1,8 +1,8 @@
 """The simulated world: what it costs to start, suspend and resume, and the account of every GPU-second held.
 
 A hold goes through three stretches: idle (its GPUs are given, but the last owner of some is still writing its state, or
-the job's own state is not yet written), overhead (start or restore), running. A suspended job's GPUs stay busy until its
-state is written. Every stretch is charged when it ends, to the job that caused it, so the account adds up exactly.
+the job's own state is not yet written), overhead (start or restore), running. A suspended job's GPUs stay busy until
+its state is written. Every stretch is charged when it ends, to the job that caused it, so the account adds up exactly.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import compiled, inner
+from thebes.model.compiled import Records, compiled, inner
 from thebes.model.jobs import FINISHED, HELD, NEVER, WAITING, JobTable, gpus_of, running_s
 from thebes.model.machine import ZERO, Machine, nodes_spanned, occupy, release, tier_spanned
 from thebes.placement.strategies import Strategy
@@ -70,13 +70,13 @@ class World(NamedTuple):
     table: JobTable
     machine: Machine
     strategy: Strategy
-    costs: np.recarray  # one record
-    clock: np.recarray  # one record
+    costs: Records  # one record
+    clock: Records  # one record
     speeds: NDArray[np.float64]  # [model class, tier]
-    log: np.recarray  # EVENT
-    timeline: np.recarray  # STEP
+    log: Records  # EVENT
+    timeline: Records  # STEP
     services: NDArray[np.float64]  # GPU-seconds run by each finished job, in order of finish
-    observations: np.recarray  # OBSERVATION ring: how fast spread-out gangs ran
+    observations: Records  # OBSERVATION ring: how fast spread-out gangs ran
     learns: NDArray[np.bool_]  # one cell: whether `skew` learns its limit
 
 

@@ -1,4 +1,4 @@
-"""Opening a cluster specification: a short form is taken as it stands, anything else is a file whose content decides."""
+"""Opening a cluster specification: a short form stands for itself, anything else is a file whose content decides."""
 
 from __future__ import annotations
 
