@@ -20,6 +20,7 @@ $(READY): requirements/dev.txt pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m thebes.sim.warmup
 	@touch $(READY)
 
 demo: $(READY)

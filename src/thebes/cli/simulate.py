@@ -13,6 +13,7 @@ import typer
 if TYPE_CHECKING:
     from thebes.model.cluster import Cluster
     from thebes.model.trace import Trace
+    from thebes.policy import Policy
     from thebes.sim.result import Result
 
 TraceFile = Annotated[
@@ -97,7 +98,7 @@ def simulate(
         checks=not no_check,
     )
     where, jobs = _inputs(cluster, trace, format, duration_column)
-    _tell_of_compiling()
+    _compile_for([choice.policy])
     with _progress([choice.policy.label]) as advance:
         result = run(jobs, where, choice.policy, choice.options, lambda done, of, _now: advance(0, done / of))
     if json != "-":
@@ -146,7 +147,7 @@ def compare(
         checks=not no_check,
     )
     where, jobs = _inputs(cluster, trace, format, duration_column)
-    _tell_of_compiling()
+    _compile_for([choice.policy for choice in choices])
     with _progress([choice.policy.label for choice in choices]) as advance:
         results = run_several(jobs, where, choices, workers=workers, advance=advance)
     if json != "-":
@@ -164,11 +165,13 @@ def _inputs(cluster: str, trace: str, format: str | None, duration_column: str) 
     return read_cluster(cluster), read(trace, format=format, duration_column=duration_column)
 
 
-def _tell_of_compiling() -> None:
-    from thebes.model.compiled import is_cold
+def _compile_for(policies: Sequence[Policy]) -> None:
+    from thebes.sim.warmup import compile_for, needs_compiling
 
-    if is_cold():
-        typer.echo("Compiling the simulator for this machine (once per version, about a minute) …", err=True)
+    for policy in policies:
+        if needs_compiling(policy):
+            typer.echo("Compiling the simulator for this machine (once per version, about a minute) …", err=True)
+            compile_for(policy)
 
 
 @contextmanager

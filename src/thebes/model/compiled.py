@@ -52,9 +52,9 @@ def cache_folder() -> Path:
     return folder
 
 
-def is_cold() -> bool:
-    """Whether nothing was compiled yet for this version: the first run will take its time."""
-    return not any(cache_folder().glob("*/fast.run*.nbc"))
+def is_cold(function: str) -> bool:
+    """Whether `module.function` was not compiled yet for this version: the first run will take its time."""
+    return not _settings.DISABLE_JIT and not any(cache_folder().glob(f"*/{function}-*.nbc"))
 
 
 @cache
@@ -64,7 +64,7 @@ def _sources_hash() -> str:
     for room in COMPILED_ROOMS:
         for source in sorted((package / room).glob("*.py")):
             text = source.read_bytes()
-            if b"thebes.model.compiled" in text:
+            if b"\n@compiled\n" in text or b"\n@inner\n" in text:
                 digest.update(source.name.encode() + text)
     return digest.hexdigest()[:16]
 

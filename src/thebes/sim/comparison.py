@@ -10,12 +10,12 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from typing import Any
 
 from thebes.model.cluster import Cluster
-from thebes.model.compiled import is_cold
 from thebes.model.trace import Trace
 from thebes.report.metrics import to_json
 from thebes.sim.choices import Choice
 from thebes.sim.result import Result
 from thebes.sim.simulate import run
+from thebes.sim.warmup import compile_for
 
 Advance = Callable[[int, float], None]  # which run, fraction done
 POLL_S = 0.2
@@ -38,12 +38,10 @@ def run_several(
     """Results in the order of the choices. One core, or one policy: no processes at all."""
     count = min(len(choices), workers or len(os.sched_getaffinity(0)))
     tell = advance or (lambda _index, _fraction: None)
-    if count == 1 or is_cold():
-        # The first run compiles for all that follow; several at a time would each compile the same.
-        first = [_run_here(trace, cluster, choices, index, tell) for index in range(len(choices) if count == 1 else 1)]
-        if len(first) == len(choices):
-            return first
-        return [*first, *_run_in_processes(trace, cluster, choices[1:], count, lambda i, f: tell(i + 1, f))]
+    for choice in choices:
+        compile_for(choice.policy)  # once, here: several processes would each compile the same
+    if count == 1:
+        return [_run_here(trace, cluster, choices, index, tell) for index in range(len(choices))]
     return _run_in_processes(trace, cluster, choices, count, tell)
 
 

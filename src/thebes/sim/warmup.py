@@ -1,0 +1,65 @@
+"""Compile the simulator ahead of its first run: `python -m thebes.sim.warmup`, once per version and machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from thebes.model.compiled import is_cold
+from thebes.model.decision import Decision
+from thebes.model.trace import TRACE_SCHEMA, Trace
+from thebes.model.view import View
+from thebes.policy import Policy, fill
+from thebes.policy.priority import PriorityPolicy
+from thebes.policy.tiresias_compat import TiresiasCompat
+
+
+class _InOrder(Policy):
+    """Submission order, through View and Decision."""
+
+    def decide(self, view: View) -> Decision:
+        return fill(view, np.arange(len(view.jobs)))
+
+
+def compile_fast_path() -> None:
+    from thebes.sim.simulate import simulate
+
+    simulate(_tiny(), "1x2", "tiresias-l")
+
+
+def compile_general_path() -> None:
+    from thebes.sim.simulate import simulate
+
+    simulate(_tiny(), "1x2", _InOrder())
+
+
+def needs_compiling(policy: Policy) -> bool:
+    """Whether a run under this policy would have to compile first."""
+    if isinstance(policy, TiresiasCompat):
+        return False
+    return is_cold("fast.run" if isinstance(policy, PriorityPolicy) else "fill.draw_up")
+
+
+def compile_for(policy: Policy) -> None:
+    """Compile what a run under this policy needs, if that was not done before."""
+    if needs_compiling(policy):
+        compile_fast_path() if isinstance(policy, PriorityPolicy) else compile_general_path()
+
+
+def _tiny() -> Trace:
+    """Three jobs that start, wait and preempt."""
+    columns = {
+        "job_id": ["a", "b", "c"],
+        "submit_time": [0.0, 1.0, 2.0],
+        "duration": [4e3, 5.0, 5.0],
+        "num_gpus": [2.0, 1, 1],
+    }
+    unknown = [pl.lit(None, dtype=kind).alias(name) for name, kind in TRACE_SCHEMA.items() if name not in columns]
+    return Trace("warm-up", pl.DataFrame(columns).with_columns(unknown))
+
+
+if __name__ == "__main__":
+    if is_cold("fast.run") or is_cold("fill.draw_up"):
+        print("Compiling the simulator for this machine (once per version, about a minute) …")
+        compile_fast_path()
+        compile_general_path()
