@@ -97,6 +97,7 @@ def simulate(
         ignore_gpu_type=ignore_gpu_type,
         checks=not no_check,
     )
+    _check_outputs(json, report, figures, events)
     where, jobs = _inputs(cluster, trace, format, duration_column)
     _compile_for([choice.policy])
     with _progress([choice.policy.label]) as advance:
@@ -146,6 +147,7 @@ def compare(
         ignore_gpu_type=ignore_gpu_type,
         checks=not no_check,
     )
+    _check_outputs(json, report, figures, None)
     where, jobs = _inputs(cluster, trace, format, duration_column)
     _compile_for([choice.policy for choice in choices])
     with _progress([choice.policy.label for choice in choices]) as advance:
@@ -163,6 +165,25 @@ def _inputs(cluster: str, trace: str, format: str | None, duration_column: str) 
     from thebes.trace.cluster_file import read_cluster
 
     return read_cluster(cluster), read(trace, format=format, duration_column=duration_column)
+
+
+def _check_outputs(json: str | None, report: Path | None, figures: Path | None, events: Path | None) -> None:
+    """Whatever would spoil the end of a run is said before it begins."""
+    from thebes.report.files import check_target, load, make_folder
+
+    if json is not None and json != "-":
+        check_target(Path(json))
+    if report is not None:
+        check_target(report)
+        load("plotly.offline", needed_for="The HTML report")
+    if figures is not None:
+        make_folder(figures)
+        load("matplotlib", needed_for="Writing figures")
+    if events is not None:
+        from thebes.sim.result import check_events_ending
+
+        check_events_ending(events)
+        check_target(events)
 
 
 def _compile_for(policies: Sequence[Policy]) -> None:

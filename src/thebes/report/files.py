@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +31,15 @@ def write_text(path: Path, text: str) -> None:
         raise UserError(f"cannot write {path}: it is a folder.", hint=hint) from error
     except OSError as error:
         raise unwritable(path, error) from error
+
+
+def check_target(path: Path) -> None:
+    """Find out before a long run, not after it, that its result cannot be written there."""
+    make_folder(path.parent)
+    if path.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder.", hint="Give a file name.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"cannot write {path}: permission denied.", hint="Choose a place that you may write to.")
 
 
 def make_folder(path: Path) -> None:

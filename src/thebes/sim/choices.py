@@ -25,6 +25,7 @@ PREFIXES = ("placement", "perf", "cost")
 class Choice:
     policy: Policy
     options: Options
+    name: str  # as the user gave it: another process finds the policy's class by it
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def choose(
         ignore_gpu_type=ignore_gpu_type,
         checks=checks,
     )
-    return Choice(chosen, options)
+    return Choice(chosen, options, policy)
 
 
 def choose_several(

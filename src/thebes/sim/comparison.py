@@ -11,6 +11,7 @@ from typing import Any
 
 from thebes.model.cluster import Cluster
 from thebes.model.trace import Trace
+from thebes.policy import find as find_policy
 from thebes.report.metrics import to_json
 from thebes.sim.choices import Choice
 from thebes.sim.result import Result
@@ -55,9 +56,8 @@ def _run_in_processes(
 ) -> list[Result]:
     context = multiprocessing.get_context("spawn")
     fractions = context.Array("d", len(choices), lock=False)
-    with ProcessPoolExecutor(
-        count, mp_context=context, initializer=_share, initargs=(trace, cluster, fractions)
-    ) as pool:
+    shared = (trace, cluster, fractions, [choice.name for choice in choices])
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_share, initargs=shared) as pool:
         futures: list[Future[Result]] = [pool.submit(_run_there, choice, index) for index, choice in enumerate(choices)]
         try:
             while wait(futures, timeout=POLL_S, return_when="FIRST_EXCEPTION").not_done:
@@ -71,8 +71,10 @@ def _run_in_processes(
         return [future.result() for future in futures if not future.cancelled()]
 
 
-def _share(trace: Trace, cluster: Cluster, fractions: Any) -> None:
+def _share(trace: Trace, cluster: Cluster, fractions: Any, names: Sequence[str]) -> None:
     global _shared
+    for name in names:
+        find_policy(name)  # a policy from a file is loaded before a task names its class
     _shared = (trace, cluster, fractions)
 
 

@@ -51,12 +51,15 @@ def write_events(result: Result, path: Path) -> None:
     """Every event as a table, with the job's own id; the file's ending says how: .parquet or .csv."""
     ids = result.jobs["job_id"].gather(result.events["job"]).alias("job_id")
     table = result.events.with_columns(ids).select("time_s", "job_id", "kind", "gpus", "nodes")
-    writers = {".parquet": table.write_parquet, ".csv": table.write_csv}
-    if path.suffix not in writers:
+    check_events_ending(path)
+    try:
+        table.write_csv(path) if path.suffix == ".csv" else table.write_parquet(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot write: {error.strerror or error}", hint="choose another place") from None
+
+
+def check_events_ending(path: Path) -> None:
+    if path.suffix not in (".parquet", ".csv"):
         raise UserError(
             f"{path}: events are written as .parquet or .csv", hint="choose a name that ends in one of them"
         )
-    try:
-        writers[path.suffix](path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot write: {error.strerror or error}", hint="choose another place") from None

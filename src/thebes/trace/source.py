@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from thebes.model.errors import UserError
+from thebes.trace.shipped import SAMPLES
 
 LONGEST_LINE = 1 << 20  # bytes; no job record comes near, a file without line ends does
 GZIP_MAGIC = b"\x1f\x8b"
@@ -157,7 +158,7 @@ def _near_names(place: Path) -> str:
         names = [entry.name for entry in folder.iterdir()]
     except OSError:
         return f"The folder {folder} does not exist either."
-    close = get_close_matches(place.name, names, n=3, cutoff=0.6)
+    close = get_close_matches(place.name, [*names, *SAMPLES], n=3, cutoff=0.6)
     return f"Did you mean {' or '.join(close)}?" if close else f"No file in {folder} has a similar name."
 
 
