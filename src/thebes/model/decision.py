@@ -42,6 +42,10 @@ class Decision:
     queues: NDArray[np.int64] | None = None  # per job of the View: its feedback queue, for the record
     memory: object = None  # comes back in the next View: what a policy must remember, in the open
 
+    def reason(self, position: int) -> str:
+        """Why the job at this position of the View holds GPUs or does not."""
+        return REASONS[self.fate[position]]
+
 
 @dataclass(frozen=True, eq=False)
 class Actions:

@@ -21,7 +21,7 @@ MECHANISMS = ("checkpoint", "kill", "free")
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds per action, and per GiB of state (weights and optimiser). A migration is a suspend and a resume."""
+    """Seconds per action, and per GiB of state (weights and optimiser). A migration is a suspend, a transfer and a resume."""
 
     name: ClassVar[str] = "cost"
 
@@ -34,6 +34,8 @@ class Costs:
     suspend_s_per_gib: float = parameter(0.0, "saving the state, per GiB", low=0)
     resume_s: float = parameter(50.0, "restarting from the state", low=0)
     resume_s_per_gib: float = parameter(0.0, "restarting from the state, per GiB", low=0)
+    migrate_s: float = parameter(0.0, "moving the state to other nodes, on top of suspend and resume", low=0)
+    migrate_s_per_gib: float = parameter(0.0, "moving the state to other nodes, per GiB", low=0)
     checkpoint_every_s: float = parameter(
         1800.0, "kill: running time between periodic checkpoints; 0: there are none", low=0
     )
@@ -51,6 +53,7 @@ class Costs:
         costs.start_s, costs.start_s_per_gib = self.start_s, self.start_s_per_gib
         costs.resume_s, costs.resume_s_per_gib = self.resume_s, self.resume_s_per_gib
         costs.suspend_s, costs.suspend_s_per_gib = self.suspend_s, self.suspend_s_per_gib
+        costs.migrate_s, costs.migrate_s_per_gib = self.migrate_s, self.migrate_s_per_gib
         costs.checkpoint_every_s = self.checkpoint_every_s
         return plain(costs)
 

@@ -57,6 +57,8 @@ COSTS = np.dtype(
         ("suspend_s_per_gib", np.float64),
         ("resume_s", np.float64),
         ("resume_s_per_gib", np.float64),
+        ("migrate_s", np.float64),  # on top of suspend and resume
+        ("migrate_s_per_gib", np.float64),
         ("saves", np.int64),  # 1: state is saved on suspend; 0: killed, back to the last periodic checkpoint
         ("checkpoint_every_s", np.float64),
     ]
@@ -271,9 +273,12 @@ def depart(w: World, row: int) -> None:
 @inner
 def arrive(w: World, row: int) -> None:
     """Second half: resume on its new slots. All departures of a decision come first, so that jobs can swap places."""
-    job = w.table.jobs[row]
+    job, costs = w.table.jobs[row], w.costs[0]
     occupy(w.machine, row, gpus_of(w.table, row))
     hold(w, row)
+    transfer_s = costs.migrate_s + costs.migrate_s_per_gib * job.state_gib
+    job.run_from_s += transfer_s
+    job.finish_s += transfer_s
     job.migrations += 1
     record(w, row, MIGRATE, job.nodes)
 
