@@ -21,7 +21,7 @@ MECHANISMS = ("checkpoint", "kill", "free")
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds per action, and per GiB of state (weights and optimiser). A migration is a suspend, a transfer and a resume."""
+    """Seconds per action, and per GiB of state (weights and optimiser). A migration is suspend, transfer and resume."""
 
     name: ClassVar[str] = "cost"
 
