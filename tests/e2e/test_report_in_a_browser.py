@@ -14,10 +14,25 @@ import thebes
 from thebes.report.html import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+QUIET = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
@@ -32,6 +47,7 @@ def test_the_report_draws_itself_offline(tmp_path: Path) -> None:
         "--host-resolver-rules=MAP * ~NOTFOUND",
         "--enable-logging=stderr",
         "--virtual-time-budget=10000",
+        "--window-size=1400,6000",  # charts are drawn when they come into sight
         "--dump-dom",
         page.as_uri(),
     ]

@@ -36,7 +36,8 @@ JOB = np.dtype(
         # where it is
         ("phase", np.int64),
         ("since_s", np.float64),  # when this wait, or this hold, began
-        ("ready_s", np.float64),  # a suspended job cannot start again before its state is written
+        ("saved_s", np.float64),  # a suspended job cannot run again before its state is written
+        ("ready_s", np.float64),  # when this hold's GPUs are clear and the job's own state is written
         ("run_from_s", np.float64),  # when this hold's work began, after waiting for GPUs and restoring
         ("finish_s", np.float64),  # when it ends if left alone; when it ended
         ("speed", np.float64),

@@ -60,7 +60,7 @@ class Memory(NamedTuple):
 
     lines: Lines
     calendar: Calendar
-    running: NDArray[np.int64]  # rows, in the order of the last decision; may still hold finished ones
+    running: NDArray[np.int64]  # rows, each once, in the order of the last decision; may still hold finished ones
     state: NDArray[np.int64]
     budget: NDArray[np.int64]  # GPUs left per kind
     starts: NDArray[np.int64]
@@ -254,13 +254,13 @@ def _start(w: World, mem: Memory, rule: Rule, d: Distribution, row: int) -> None
     _rank(w, rule, d, row)
     _watch(w, mem, rule, row)
     if mem.state[RUNNING] == mem.running.size:
-        _forget_finished(w, mem)
+        _forget_stopped(w, mem)
     mem.running[mem.state[RUNNING]] = row
     mem.state[RUNNING] += 1
 
 
 @inner
-def _forget_finished(w: World, mem: Memory) -> None:
+def _forget_stopped(w: World, mem: Memory) -> None:
     kept = 0
     for i in range(mem.state[RUNNING]):
         if w.table.jobs[mem.running[i]].phase == HELD:
@@ -273,7 +273,7 @@ def _forget_finished(w: World, mem: Memory) -> None:
 def _sort_running(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
     """Insertion sort: from one decision to the next the order hardly changes."""
     jobs, running = w.table.jobs, mem.running
-    _forget_finished(w, mem)
+    _forget_stopped(w, mem)
     tick = np.int64(ticks_until(rule, w.clock[0].now_s)) if ticks(rule) else mem.state[TICKED]
     if moves_while_running(rule) or tick != mem.state[TICKED]:
         mem.state[TICKED] = tick
@@ -356,6 +356,8 @@ def _settle(w: World, mem: Memory, rule: Rule, d: Distribution, starts: int, vic
         if row >= 0:
             suspend(w, row)
             _stand_in_line(w, mem, rule, d, row)
+    if victims > 0:  # before they start again: nobody may stand in the list of the running twice
+        _forget_stopped(w, mem)
     for i in range(placed):
         _start(w, mem, rule, d, mem.starts[i])
 

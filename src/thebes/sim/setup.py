@@ -157,7 +157,7 @@ def build_world(
     jobs.speed = 1.0
     for column in ("first_start_s", "run_from_s", "finish_s"):
         jobs[column] = NEVER
-    jobs.ready_s = -NEVER
+    jobs.saved_s = -NEVER
     clock = np.recarray(1, dtype=CLOCK)
     clock[:] = np.zeros(1, dtype=CLOCK)
     return World(

@@ -172,7 +172,7 @@ def hold(w: World, row: int) -> None:
     tier = tier_spanned(w.machine, gpus)
     job.phase = HELD
     job.since_s = now_s
-    job.ready_s = max(gpus_clear_s, job.ready_s)
+    job.ready_s = max(gpus_clear_s, job.saved_s)
     job.run_from_s = job.ready_s + cost_s
     job.speed = w.speeds[job.model_class, tier] / w.speeds[job.model_class, job.best_tier]
     job.finish_s = job.run_from_s + job.left_s / job.speed
@@ -233,6 +233,7 @@ def _vacate(w: World, row: int) -> None:
     if costs.saves == 1:
         if ran_s > 0.0:  # nothing new to write otherwise
             suspend_s = costs.suspend_s + costs.suspend_s_per_gib * job.state_gib
+            job.saved_s = now_s + suspend_s
     else:
         every_s = costs.checkpoint_every_s
         kept_s = np.floor(ran_s / every_s) * every_s if every_s > 0.0 else 0.0
@@ -241,7 +242,6 @@ def _vacate(w: World, row: int) -> None:
         job.lost_gpu_s += lost_gpu_s
     job.left_s -= kept_s * job.speed
     job.overhead_gpu_s += job.gpus * suspend_s
-    job.ready_s = now_s + suspend_s
     for gpu in gpus_of(w.table, row):
         slot = w.machine.gpus[gpu]
         slot.clear_s = max(slot.clear_s, now_s + suspend_s)
