@@ -1,0 +1,319 @@
+"""`make bench`: measure what we claim about speed, print it beside the goals, write it as JSON.
+
+    python -m benchmarks.run [--quick] [--out FILE]
+
+Without --out the full run goes to benchmarks/results/DATE-MACHINE.json, the quick one nowhere. A case that fails is
+reported and makes the command fail; a goal that is missed does not, since machines differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import thebes
+from benchmarks import machine
+from benchmarks.cases import HELIOS, LARGEST_JOB, LOAD, SEED, PlainPolicy
+
+ROOT = Path(__file__).parents[1]
+GPUS_PER_NODE = 8
+PLAIN = PlainPolicy.name
+BUSY = 0.95  # share of the wall time that a process on an idle core spends computing
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure."""
+
+    jobs: tuple[int, ...]
+    gpus: tuple[int, ...]
+    repeats: int
+    helios: tuple[tuple[str, str, bool], ...]  # cluster, policy, checker on
+    decision_cluster: str
+    decision_waiting: int
+    case_limit_s: float = 600.0
+
+
+FULL = Plan(
+    jobs=(1_000, 10_000, 100_000),
+    gpus=(64, 1_000, 10_000),
+    repeats=3,
+    helios=(
+        ("133x8", "tiresias-l", False),
+        ("133x8", "tiresias-l", True),
+        ("133x8", "tiresias-g", False),
+        ("57x8", "tiresias-l", False),
+        ("57x8", "tiresias-l", True),
+        ("57x8", "tiresias-g", False),
+        ("133x8", PLAIN, False),
+        ("133x8", PLAIN, True),
+    ),
+    decision_cluster="12500x8",
+    decision_waiting=50_000,
+)
+QUICK = Plan(
+    jobs=(1_000, 10_000),
+    gpus=(64, 1_000),
+    repeats=1,
+    helios=(("133x8", "tiresias-l", False),),
+    decision_cluster="12500x8",
+    decision_waiting=50_000,
+)
+
+
+def bench(plan: Plan, console: Console) -> Figures:
+    """Run the plan, one case after the other, and hold the figures against the goals."""
+    results: Figures = {"format": 1, "date": date.today().isoformat(), "thebes": thebes.__version__} | _source()
+    results["machine"] = machine.describe()
+    results["scheme"] = {"load": LOAD, "seed": SEED, "largest_job_gpus": LARGEST_JOB, "repeats": plan.repeats}
+    results["notes"] = []
+    _warm_up(console)
+    results["calibration"] = _measure(plan, console, case="calibrate", repeats=plan.repeats)
+    results["grid"] = [
+        _measure(
+            plan,
+            console,
+            case="replay",
+            trace="generated",
+            jobs=jobs,
+            gpus=gpus,
+            cluster=f"{gpus // GPUS_PER_NODE}x{GPUS_PER_NODE}",
+            policy="tiresias-l",
+            checks=False,
+            repeats=plan.repeats,
+        )
+        | {"gpus": gpus, "jobs": jobs}
+        for gpus in plan.gpus
+        for jobs in plan.jobs
+    ]
+    results["growth"] = list(growth(results["grid"]))
+    results["replays"] = []
+    if not HELIOS.is_file():
+        results["notes"].append("the Helios trace is not beside this checkout: its goals were not measured")
+    else:
+        results["replays"] = [
+            _measure(
+                plan,
+                console,
+                case="replay",
+                trace="helios",
+                cluster=cluster,
+                policy=policy,
+                checks=checks,
+                repeats=plan.repeats,
+            )
+            for cluster, policy, checks in plan.helios
+        ]
+    results["decision"] = _measure(
+        plan,
+        console,
+        case="decision",
+        cluster=plan.decision_cluster,
+        waiting=plan.decision_waiting,
+        policy="tiresias-l",
+        repeats=5,
+    )
+    results["goals"] = list(goals(results))
+    results["notes"] += _busy(results)
+    return results
+
+
+def growth(grid: list[Figures]) -> Iterator[Figures]:
+    """Time per job of each trace of the grid over that of the next shorter one, same GPUs, same load."""
+    for small, large in pairwise(grid):
+        if small["gpus"] == large["gpus"] and "error" not in small and "error" not in large:
+            wall, cpu = (
+                (large[key] / large["jobs"]) / (small[key] / small["jobs"]) for key in ("wall_seconds", "cpu_seconds")
+            )
+            yield {
+                "gpus": small["gpus"],
+                "from_jobs": small["jobs"],
+                "to_jobs": large["jobs"],
+                "growth": wall,
+                "cpu_growth": cpu,
+            }
+
+
+def goals(results: Figures) -> Iterator[Figures]:
+    """Every goal that the figures can answer."""
+    replays = {
+        (case["cluster"], case["policy"], case["checks"]): case for case in results["replays"] if "error" not in case
+    }
+    for cluster, limit in (("133x8", 3.0), ("57x8", 8.0)):
+        lean, gittins = replays.get((cluster, "tiresias-l", False)), replays.get((cluster, "tiresias-g", False))
+        if lean:
+            yield _goal(f"Helios Venus, tiresias-l, {cluster}", "s", limit, lean["wall_seconds"], lean["cpu_seconds"])
+            yield _goal(f"peak memory of that process, {cluster}", "MB", 600.0, lean["peak_memory_mb"])
+        if lean and gittins:
+            wall, cpu = (gittins[key] / lean[key] for key in ("wall_seconds", "cpu_seconds"))
+            yield _goal(f"tiresias-g over tiresias-l, {cluster}", "x", 2.0, wall, cpu)
+    plain = replays.get(("133x8", PLAIN, False))
+    if plain:
+        name = "Helios Venus, plain Python policy, 133x8"
+        yield _goal(name, "s", 30.0, plain["wall_seconds"], plain["cpu_seconds"])
+    for step in results["growth"]:
+        if (step["from_jobs"], step["to_jobs"]) == (10_000, 100_000):
+            name = f"growth of time per job, 10k to 100k jobs, {step['gpus']:,} GPUs"
+            yield _goal(name, "x", 1.5, step["growth"], step["cpu_growth"])
+    for state in results["decision"].get("states", []):
+        name = (
+            f"one decision, {results['decision']['gpus']:,} GPUs, {state['waiting_jobs']:,} waiting, {state['state']}"
+        )
+        yield _goal(name, "ms", 100.0, state["milliseconds"])
+
+
+def _busy(results: Figures) -> list[str]:
+    """A pinned process that waits for its core is measured too slow: say so."""
+    cases = [case for case in (*results["grid"], *results["replays"]) if "error" not in case]
+    shared = [case for case in cases if case["cpu_seconds"] < BUSY * case["wall_seconds"]]
+    if not shared:
+        return []
+    return [f"the machine was busy: {len(shared)} of {len(cases)} replays waited for their core even in the best run"]
+
+
+def _goal(name: str, unit: str, limit: float, measured: float, cpu: float | None = None) -> Figures:
+    """Wall time decides; `cpu`, the same in CPU time, tells how much of a miss is the fault of a busy machine."""
+    return {"goal": name, "unit": unit, "limit": limit, "measured": measured, "cpu": cpu, "met": measured <= limit}
+
+
+def failures(results: Figures) -> list[str]:
+    cases = [results["calibration"], *results["grid"], *results["replays"], results["decision"]]
+    return [case["error"] for case in cases if "error" in case]
+
+
+def show(results: Figures, console: Console) -> None:
+    """The tables on the terminal."""
+    about = results["machine"]
+    console.print(f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, Python {about['python']}")
+    if "error" not in results["calibration"]:
+        console.print(f"calibration: one million heap operations in {results['calibration']['seconds']:.2f} s\n")
+    table = Table("GPUs", "jobs", "wall s", "jobs/s", "events/s", "peak MB", "growth per job", title="tiresias-l")
+    grown = {(step["gpus"], step["to_jobs"]): step["growth"] for step in results["growth"]}
+    for case in results["grid"]:
+        size = (f"{case['gpus']:,}", f"{case['jobs']:,}")
+        if "error" in case:
+            table.add_row(*size, "failed")
+            continue
+        factor = grown.get((case["gpus"], case["jobs"]))
+        table.add_row(
+            *size,
+            f"{case['wall_seconds']:.3f}",
+            f"{case['jobs_per_second']:,.0f}",
+            f"{case['events_per_second']:,.0f}",
+            f"{case['peak_memory_mb']:.0f}",
+            f"{factor:.2f}x" if factor else "",
+        )
+    console.print(table)
+    _show_replays(results["replays"], console)
+    table = Table("goal", "at most", "measured", "in CPU time", "met")
+    for goal in results["goals"]:
+        unit = goal["unit"] if goal["unit"] == "x" else f" {goal['unit']}"
+        met = "[green]yes[/]" if goal["met"] else "[red]no[/]"
+        cpu = "" if goal["cpu"] is None else f"{goal['cpu']:.3g}{unit}"
+        table.add_row(goal["goal"], f"{goal['limit']:g}{unit}", f"{goal['measured']:.3g}{unit}", cpu, met)
+    console.print(table)
+    for note in (*results["notes"], *failures(results)):
+        console.print(f"note: {note}", markup=False)
+
+
+def _show_replays(replays: list[Figures], console: Console) -> None:
+    if not replays:
+        return
+    title = "Helios Venus, 99,707 jobs"
+    table = Table("policy", "cluster", "checker", "wall s (all)", "CPU s", "events/s", "peak MB", title=title)
+    for case in replays:
+        what = (case["policy"], case["cluster"], "on" if case["checks"] else "off")
+        if "error" in case:
+            table.add_row(*what, "failed")
+            continue
+        table.add_row(
+            *what,
+            f"{case['wall_seconds']:.2f} ({' '.join(f'{wall:.1f}' for wall in case['all_wall_seconds'])})",
+            f"{case['cpu_seconds']:.2f}",
+            f"{case['events_per_second']:,.0f}",
+            f"{case['peak_memory_mb']:.0f}",
+        )
+    console.print(table)
+
+
+def _measure(plan: Plan, console: Console, **case: Any) -> Figures:
+    """One case in a process of its own."""
+    words = [
+        f"{case[key]:,}" if isinstance(case[key], int) else case[key]
+        for key in ("case", "policy", "cluster")
+        if key in case
+    ]
+    if "jobs" in case:
+        words.append(f"{case['jobs']:,} jobs")
+    title = " ".join(words) + (" with checks" if case.get("checks") else "")
+    with console.status(title):
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.cases", json.dumps(case)],
+                cwd=ROOT,
+                env=os.environ | {"POLARS_MAX_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                timeout=plan.case_limit_s,
+            )
+        except subprocess.TimeoutExpired:
+            return case | {"error": f"{title}: stopped after {plan.case_limit_s:g} s"}
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        return case | {"error": f"{title}: {last}"}
+    return json.loads(done.stdout)
+
+
+def _warm_up(console: Console) -> None:
+    with console.status("compiling, once per version of the sources …"):
+        subprocess.run([sys.executable, "-m", "thebes.sim.warmup"], cwd=ROOT, check=True, capture_output=True)
+
+
+def _source() -> Figures:
+    """Which code was measured: the commit, and source files that differ from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+    try:
+        changed = [line[3:] for line in git("status", "--porcelain", "--", "src").splitlines()]
+        return {"commit": git("rev-parse", "--short=12", "HEAD").strip(), "changed_sources": changed}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "changed_sources": []}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Measure the speed of Thebes.")
+    parser.add_argument("--quick", action="store_true", help="a subset that takes less than a minute")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the JSON goes")
+    options = parser.parse_args(argv)
+    console = Console()
+    results = bench(QUICK if options.quick else FULL, console)
+    results["quick"] = options.quick
+    show(results, console)
+    out: Path | None = options.out
+    if out is None and not options.quick:
+        out = ROOT / "benchmarks" / "results" / f"{results['date']}-{machine.short_name(results['machine'])}.json"
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(results, indent=1) + "\n")
+        console.print(f"written to {os.path.relpath(out)}")
+    return 1 if failures(results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

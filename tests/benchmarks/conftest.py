@@ -1,0 +1,8 @@
+"""Makes benchmarks/ importable: it is not part of the installed package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))
