@@ -51,6 +51,7 @@ JOB = np.dtype(
         ("waited_s", np.float64),  # all waits
         ("first_start_s", np.float64),
         ("queue", np.int64),
+        ("queue_since_s", np.float64),  # when it came into that queue
         # counts
         ("holds", np.int64),
         ("preemptions", np.int64),

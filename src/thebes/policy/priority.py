@@ -22,7 +22,10 @@ from thebes.policy.base import Policy
 from thebes.policy.fill import fill
 from thebes.policy.learning import known_count
 
-SUBMIT, GPUS, REMAINING_TIME, REMAINING_SERVICE, START, ATTAINED, GITTINS = range(7)
+SUBMIT, GPUS, REMAINING_TIME, REMAINING_SERVICE, START, FIRST_START, ATTAINED, GITTINS = range(8)
+
+# Places in one queue fall into so many groups, one after the other: the rank is GROUPS * queue + group.
+GROUPS = 4
 
 # Of a job stopped at the instant of its demotion, the service computed back may fall short by a rounding error.
 ROUNDING = 1e-7
@@ -144,12 +147,12 @@ def rank_and_key(rule: Rule, d: Distribution, job: Record, age_s: float, now_s: 
     """The job's place in the order: smaller rank first, then smaller key, then earlier submission.
 
     `age_s` is the job's age at the beginning of its hold: `job.age_s`, or 0 for one that is being promoted.
-    The rank is the feedback queue, split in two where jobs that never ran stand behind those that did.
+    The rank is the feedback queue, divided where those who run stand before those who wait.
     """
     queue = 0
     if rule.limits.size > 0:
         queue = queue_of(rule, job, age_s, job.run_from_s, now_s)
-    rank = 2 * queue
+    rank = GROUPS * queue
     if rule.order == SUBMIT:
         return rank, job.submit_s
     if rule.order == GPUS:
@@ -165,9 +168,17 @@ def rank_and_key(rule: Rule, d: Distribution, job: Record, age_s: float, now_s: 
         if rule.limits.size > 0:
             horizon = rule.limits[queue] if queue < rule.limits.size else NEVER
         return rank, -gittins_index(d, _service_read(rule, job, age_s, now_s), horizon)
-    if job.first_start_s < NEVER:  # START, and GITTINS before anything is known
-        return rank, job.first_start_s
-    return rank + 1, job.submit_s
+    if rule.order == FIRST_START:
+        return (rank, job.first_start_s) if job.first_start_s < NEVER else (rank + 1, job.submit_s)
+    # START, and GITTINS before anything is known. Those who run go on, in the order in which they started (or came into
+    # the queue running); then those who were preempted in this queue, the last one first; then, in the order in which
+    # they came, those who have not run in it and whoever is demoted at this very instant.
+    came_s = job.queue_since_s if queue == job.queue else now_s
+    if came_s < now_s and job.phase == HELD:
+        return rank, max(job.since_s, came_s)
+    if came_s < job.since_s and job.phase == WAITING:
+        return rank + 1, -job.since_s
+    return rank + 2, came_s
 
 
 @inner
@@ -273,7 +284,7 @@ class PriorityPolicy(Policy):
             preempt=rule.preemptive,
             strict=rule.strict,
             promote=rows[promoted],
-            queues=ranks // 2 if len(rule.limits) else None,
+            queues=ranks // GROUPS if len(rule.limits) else None,
         )
         return replace(decision, wake_s=wake_after(rule, jobs, rows, decision.fate, promoted, view.now_s))
 

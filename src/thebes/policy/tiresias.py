@@ -3,7 +3,7 @@
 Jobs stand in K queues by the service they have attained (GPUs x time). Queues are served in order; a job enters the
 first and is demoted when its service reaches the queue's limit. A job that has waited PROMOTEKNOB times as long as it
 has run returns to the first queue and its age starts anew. Inside a queue:
-Tiresias-L (nothing known): in order of first start, so that no two jobs of a queue take turns preempting each other.
+Tiresias-L (nothing known): in order of start, so that no two jobs of a queue take turns preempting each other.
 Tiresias-G (distribution known): by Gittins index, looking ahead to the queue's limit.
 Demotions and promotions happen at their exact instants. The defaults are those of the authors' released simulator.
 """
@@ -17,8 +17,9 @@ from typing import ClassVar
 from thebes.model.errors import UserError
 from thebes.model.parameters import parameter
 from thebes.policy.gittins import DistributionPolicy
-from thebes.policy.priority import GITTINS, START, SUBMIT, PriorityPolicy, Rule, make_rule
+from thebes.policy.priority import FIRST_START, GITTINS, START, SUBMIT, PriorityPolicy, Rule, make_rule
 
+ORDERS = {"start": START, "first-start": FIRST_START, "submit": SUBMIT}
 LIMITS_DOC = "upper limits of all queues but the last, ascending; GPU-seconds, or seconds with gpu_time=no"
 KNOB_DOC = "PROMOTEKNOB: promote after waiting so many times the time run; 0: never"
 FLOOR_DOC = "shortest wait that earns a promotion, in seconds: keeps long jobs from doing nothing but switching"
@@ -42,18 +43,18 @@ class TiresiasL(PriorityPolicy):
 
     queue_limits: tuple[float, ...] = parameter((3250.0, 7200.0), LIMITS_DOC, low=1e-3)
     gpu_time: bool = parameter(True, "service counts GPUs x time; no: time alone (`dlas`)")
-    order: str = parameter("start", "inside a queue: start (first start) or submit (submission)")
+    order: str = parameter("start", "inside a queue: start, first-start or submit (docs/policies.md)")
     promote_knob: float = parameter(0.0, KNOB_DOC, low=0)
     promote_floor_s: float = parameter(600.0, FLOOR_DOC, low=0)
 
     def __post_init__(self) -> None:
         _ascending(self.queue_limits)
-        if self.order not in ("start", "submit"):
-            raise UserError(f"tiresias-l: order={self.order} is unknown", hint="order is start or submit")
+        if self.order not in ORDERS:
+            raise UserError(f"tiresias-l: order={self.order} is unknown", hint=f"order is {', '.join(ORDERS)}")
 
     def rule(self) -> Rule:
         return make_rule(
-            START if self.order == "start" else SUBMIT,
+            ORDERS[self.order],
             by_gpu_time=self.gpu_time,
             limits=self.queue_limits,
             promote_knob=self.promote_knob,

@@ -20,6 +20,7 @@ from thebes.model.machine import ZERO, release
 from thebes.policy.fill import fitting_kind, keep_if_free, read_free, read_total, save_victims, try_to_place
 from thebes.policy.learning import known_count, next_refresh
 from thebes.policy.priority import (
+    GROUPS,
     Distribution,
     Rule,
     moves_while_running,
@@ -192,7 +193,7 @@ def _rank(w: World, rule: Rule, d: Distribution, row: int) -> None:
     job.rank = rank
     job.key = key
     if rule.limits.size > 0:
-        set_queue(w, row, rank >> 1)
+        set_queue(w, row, rank // GROUPS)
 
 
 @inner
@@ -279,6 +280,11 @@ def _sort_running(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
         mem.state[TICKED] = tick
         for i in range(mem.state[RUNNING]):
             _rank(w, rule, d, running[i])
+    else:
+        for i in range(mem.state[RUNNING]):
+            # Demoted, or come and started, at the last decision: from now on it counts as running.
+            if jobs[running[i]].rank % GROUPS != 0:
+                _rank(w, rule, d, running[i])
     for i in range(1, mem.state[RUNNING]):
         row, j = running[i], i - 1
         while j >= 0 and before(jobs, row, running[j]):

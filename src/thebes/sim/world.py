@@ -147,6 +147,7 @@ def submit(w: World, row: int) -> None:
     clock, job = w.clock[0], w.table.jobs[row]
     job.phase = WAITING
     job.since_s = job.submit_s
+    job.queue_since_s = job.submit_s
     clock.arrived += 1
     clock.waiting += 1
     clock.waiting_gpus += job.gpus
@@ -308,6 +309,7 @@ def promote(w: World, row: int) -> None:
     job.since_s = w.clock[0].now_s
     job.promotions += 1
     job.queue = 0
+    job.queue_since_s = w.clock[0].now_s
     record(w, row, PROMOTE, ZERO)
 
 
@@ -318,7 +320,9 @@ def set_queue(w: World, row: int, queue: int) -> None:
     if queue > job.queue:
         job.demotions += 1
         record(w, row, DEMOTE, ZERO)
-    job.queue = queue
+    if queue != job.queue:
+        job.queue = queue
+        job.queue_since_s = w.clock[0].now_s
 
 
 # What the checker found; 0 is good.
