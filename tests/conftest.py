@@ -13,6 +13,7 @@ from thebes.sim import fast, loop
 
 # Compiled code is loaded inside the first example of a test; a deadline would measure that.
 settings.register_profile("thebes", deadline=None, print_blob=True, derandomize=True)
+settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)  # --hypothesis-profile=explore
 settings.load_profile("thebes")
 
 
