@@ -136,7 +136,7 @@ def uniform(name: str, racks: int, nodes_per_rack: int, kind: NodeKind) -> Clust
 
 def from_short_form(text: str) -> Cluster | None:
     """`8x8` = 8 nodes x 8 GPUs, `4x8x8` = 4 racks x 8 nodes x 8 GPUs; None when the text is not of that form."""
-    if not re.fullmatch(r"\d+(x\d+){1,2}", text):
+    if not re.fullmatch(r"\d{1,99}(x\d{1,99}){1,2}", text):
         return None
     numbers = [int(part) for part in text.split("x")]
     racks, nodes, gpus = numbers if len(numbers) == 3 else (1, *numbers)
@@ -152,7 +152,10 @@ TIRESIAS_COLUMNS = ("num_switch", "num_node_p_switch", "num_gpu_p_node", "num_cp
 
 def from_tiresias_csv(text: str, name: str) -> Cluster:
     """The Tiresias simulator's cluster specification: one header line, one line of five integers."""
-    rows = [row for row in csv.reader(text.splitlines()) if any(cell.strip() for cell in row)]
+    try:
+        rows = [row for row in csv.reader(text.splitlines()) if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise UserError(f"{name}: not a CSV file: {error}", hint=f"expected {','.join(TIRESIAS_COLUMNS)}") from None
     header = [cell.strip() for cell in rows[0]]
     missing = [column for column in TIRESIAS_COLUMNS[:3] if column not in header]
     if missing:
@@ -171,6 +174,8 @@ def from_tiresias_csv(text: str, name: str) -> Cluster:
     for column in TIRESIAS_COLUMNS[:3]:
         if values.get(column, 0) < 1:
             raise UserError(f"{name}, line 2, column '{column}': must be at least 1", hint="a cluster needs GPUs")
+    if values["num_switch"] * values["num_node_p_switch"] * values["num_gpu_p_node"] > MAX_GPUS:
+        raise UserError(f"{name}: more than {MAX_GPUS:,} GPUs", hint="check the three numbers of line 2")
     kind = NodeKind(values["num_gpu_p_node"], cpus=values.get("num_cpu_p_node"), memory_gib=values.get("mem_p_node"))
     return uniform(name, values["num_switch"], values["num_node_p_switch"], kind)
 
@@ -188,18 +193,20 @@ def from_toml(text: str, name: str) -> Cluster:
         raise UserError(f"{name}: not valid TOML: {error}", hint="docs/clusters.md shows a complete example") from None
     _reject_unknown(data, _TOP_KEYS, f"{name}")
     tables = data.get("node")
-    if not isinstance(tables, list) or not tables:
+    if not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in cast("list[Any]", tables)):
         raise UserError(f"{name}: no [[node]] table", hint="add [[node]] with count = 8 and gpus = 8")
     rack_names: list[str] = []
     groups: list[tuple[NodeKind, int, list[int]]] = []
+    total_gpus = 0
     for number, table in enumerate(cast("list[dict[str, Any]]", tables), start=1):
         where = f"{name}, [[node]] number {number}"
         _reject_unknown(table, _NODE_KEYS, where)
         kind = _kind(table, where)
         count = _whole(table, "count", where, default=1)
+        total_gpus += kind.gpus * count
+        if total_gpus > MAX_GPUS:
+            raise UserError(f"{where}: more than {MAX_GPUS:,} GPUs", hint="check `count` and `gpus`")
         groups.append((kind, count, _racks(table, count, rack_names, where)))
-    if sum(kind.gpus * count for kind, count, _ in groups) > MAX_GPUS:
-        raise UserError(f"{name}: more than {MAX_GPUS:,} GPUs", hint="check `count` and `gpus`")
     return build(str(data.get("name", name)), groups, _links(data.get("link", {}), name))
 
 
@@ -232,7 +239,7 @@ def _positive(table: Mapping[str, Any], key: str, where: str) -> float | None:
 def _kind(table: Mapping[str, Any], where: str) -> NodeKind:
     gpus = _whole(table, "gpus", where)
     sizes = table.get("groups", [])
-    if not isinstance(sizes, list) or not all(isinstance(s, int) and s > 0 for s in cast("list[Any]", sizes)):
+    if not isinstance(sizes, list) or not all(type(s) is int and s > 0 for s in cast("list[Any]", sizes)):
         raise UserError(f"{where}: groups = {sizes!r} is not a list of sizes", hint="write groups = [4, 4]")
     group_sizes = tuple(cast("list[int]", sizes))
     if group_sizes and sum(group_sizes) != gpus:

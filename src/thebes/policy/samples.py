@@ -16,16 +16,18 @@ def read_samples(path: Path | None) -> NDArray[np.float64]:
     if path is None:
         return np.zeros(0)
     try:
-        lines = path.read_text(encoding="utf-8").split()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UserError(
             f"{path}: cannot read samples: {error.strerror}", hint="give a text file of GPU-seconds, one per line"
         ) from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file", hint="give a text file of GPU-seconds, one per line") from None
-    body = lines[1:] if lines and not _is_number(lines[0]) else lines
     values: list[float] = []
-    for number, text in enumerate(body, start=1 + len(lines) - len(body)):
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if not text or (number == 1 and not _is_number(text)):  # the first line may be a header
+            continue
         if not _is_number(text) or float(text) <= 0:
             raise UserError(
                 f"{path}, line {number}: '{text}' is not a positive number", hint="one sample per line, in GPU-seconds"

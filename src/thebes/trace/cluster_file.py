@@ -17,12 +17,12 @@ def read_cluster(spec: str | Path) -> Cluster:
     if short is not None:
         return short
     path = Path(spec)
-    text = _text(path)
+    text = _text(path).removeprefix("\ufeff")
     if not text.strip():
         raise UserError(f"{path}: the file is empty", hint=_FORMS)
-    first_line = text.lstrip("\ufeff").splitlines()[0]
+    first_line = text.lstrip().splitlines()[0]
     if any(column in first_line for column in TIRESIAS_COLUMNS):
-        return from_tiresias_csv(text.lstrip("\ufeff"), str(spec))
+        return from_tiresias_csv(text, str(spec))
     return from_toml(text, str(spec))
 
 
@@ -42,5 +42,5 @@ def _text(path: Path) -> str:
         ) from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file", hint=_FORMS) from None
-    except OSError as error:
-        raise UserError(f"cluster '{path}': {error.strerror}", hint=_FORMS) from None
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        raise UserError(f"cluster '{path}': {getattr(error, 'strerror', error)}", hint=_FORMS) from None
