@@ -195,7 +195,9 @@ def _facts(figures: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("run time", " · ".join(f"{name} {_time(value)}" for name, value in figures["duration_s"].items())))
     if figures["fractional_gpu_jobs"]:
         rows.append(("shared GPUs", f"{figures['fractional_gpu_jobs']:,} jobs ask for a fraction of a GPU"))
-    known = [f"{figures[name]:,} {label}" for name, label in KINDS if figures[name]]
+    known = [
+        f"{figures[name]:,} {label[: -1 if figures[name] == 1 else None]}" for name, label in KINDS if figures[name]
+    ]
     rows.append(("told apart", ", ".join(known) or "no users, virtual clusters, models or GPU types"))
     rows.append(("status", status))
     if figures["extra_columns"]:

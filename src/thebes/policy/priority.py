@@ -137,9 +137,17 @@ def ticks(rule: Rule) -> bool:
 
 @inner
 def _service_read(rule: Rule, job: Record, age_s: float, now_s: float) -> float:
-    """Attained service as it was read last: at the last tick, or now where there are no ticks."""
-    read_s = ticks_until(rule, now_s) * rule.quantum_s if ticks(rule) else now_s
-    return (age_s + running_s(job, read_s)) * _weight(rule, job)
+    """Attained service as it was read last: at the last tick that the job ran through, or now where there are no ticks.
+
+    A job that waits keeps its last reading: being suspended moves nobody in the order, so deciding twice at one
+    instant gives the same answer.
+    """
+    if not ticks(rule):
+        return (age_s + running_s(job, now_s)) * _weight(rule, job)
+    if job.phase == HELD:
+        return (age_s + running_s(job, ticks_until(rule, now_s) * rule.quantum_s)) * _weight(rule, job)
+    unread_s = job.since_s - max(ticks_until(rule, job.since_s) * rule.quantum_s, job.last_run_from_s)
+    return max(0.0, age_s - max(0.0, unread_s)) * _weight(rule, job)
 
 
 @inner

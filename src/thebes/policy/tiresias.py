@@ -20,7 +20,7 @@ from thebes.policy.gittins import DistributionPolicy
 from thebes.policy.priority import FIRST_START, GITTINS, START, SUBMIT, PriorityPolicy, Rule, make_rule
 
 ORDERS = {"start": START, "first-start": FIRST_START, "submit": SUBMIT}
-LIMITS_DOC = "upper limits of all queues but the last, ascending; GPU-seconds, or seconds with gpu_time=no"
+LIMITS_DOC = "upper limits of all queues but the last, ascending, in GPU-seconds"
 KNOB_DOC = "PROMOTEKNOB: promote after waiting so many times the time run; 0: never"
 FLOOR_DOC = "shortest wait that earns a promotion, in seconds: keeps long jobs from doing nothing but switching"
 
@@ -42,10 +42,10 @@ class TiresiasL(PriorityPolicy):
     paper: ClassVar[str] = "Tiresias (NSDI'19), discretised 2D-LAS; `dlas-gpu` of its simulator, corrected"
 
     queue_limits: tuple[float, ...] = parameter((3250.0, 7200.0), LIMITS_DOC, low=1e-3)
-    gpu_time: bool = parameter(True, "service counts GPUs x time; no: time alone (`dlas`)")
+    gpu_time: bool = parameter(True, "service counts GPUs x time; no: time alone (`dlas`), and the limits are seconds")
     order: str = parameter("start", "inside a queue: start, first-start or submit (docs/policies.md)")
     promote_knob: float = parameter(0.0, KNOB_DOC, low=0)
-    promote_floor_s: float = parameter(600.0, FLOOR_DOC, low=0)
+    promote_floor_s: float = parameter(14400.0, FLOOR_DOC, low=0)
 
     def __post_init__(self) -> None:
         _ascending(self.queue_limits)
@@ -74,7 +74,7 @@ class TiresiasG(DistributionPolicy):
         600.0, "time between two readings of the running jobs' service, in seconds; 0: at each event", low=0
     )
     promote_knob: float = parameter(0.0, KNOB_DOC, low=0)
-    promote_floor_s: float = parameter(600.0, FLOOR_DOC, low=0)
+    promote_floor_s: float = parameter(14400.0, FLOOR_DOC, low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -248,6 +248,7 @@ def _vacate(w: World, row: int) -> None:
         slot.clear_s = max(slot.clear_s, now_s + suspend_s)
     job.phase = WAITING
     job.since_s = now_s
+    job.last_run_from_s = job.run_from_s
     job.run_from_s = NEVER
     job.finish_s = NEVER
     clock.held -= 1
