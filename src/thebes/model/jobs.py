@@ -39,7 +39,8 @@ JOB = np.dtype(
         ("saved_s", np.float64),  # a suspended job cannot run again before its state is written
         ("ready_s", np.float64),  # when this hold's GPUs are clear and the job's own state is written
         ("run_from_s", np.float64),  # when this hold's work began, after waiting for GPUs and restoring
-        ("last_run_from_s", np.float64),  # the same of the hold before this wait
+        ("last_run_from_s", np.float64),  # the same of the last hold that ended
+        ("last_stop_s", np.float64),  # when that hold ended
         ("finish_s", np.float64),  # when it ends if left alone; when it ended
         ("speed", np.float64),
         ("node_kind", np.int64),

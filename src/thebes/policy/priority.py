@@ -137,16 +137,17 @@ def ticks(rule: Rule) -> bool:
 
 @inner
 def _service_read(rule: Rule, job: Record, age_s: float, now_s: float) -> float:
-    """Attained service as it was read last: at the last tick that the job ran through, or now where there are no ticks.
+    """Attained service as it was read last: at a tick while the job held GPUs, or now where there are no ticks.
 
-    A job that waits keeps its last reading: being suspended moves nobody in the order, so deciding twice at one
-    instant gives the same answer.
+    A job that is suspended or resumed keeps its last reading until the next tick that finds it on GPUs: to carry a
+    decision out moves nobody in the order, so deciding twice at one instant gives the same answer.
     """
     if not ticks(rule):
         return (age_s + running_s(job, now_s)) * _weight(rule, job)
-    if job.phase == HELD:
-        return (age_s + running_s(job, ticks_until(rule, now_s) * rule.quantum_s)) * _weight(rule, job)
-    unread_s = job.since_s - max(ticks_until(rule, job.since_s) * rule.quantum_s, job.last_run_from_s)
+    last_tick_s = ticks_until(rule, now_s) * rule.quantum_s
+    if job.phase == HELD and last_tick_s > job.since_s:
+        return (age_s + running_s(job, last_tick_s)) * _weight(rule, job)
+    unread_s = job.last_stop_s - max(ticks_until(rule, job.last_stop_s) * rule.quantum_s, job.last_run_from_s)
     return max(0.0, age_s - max(0.0, unread_s)) * _weight(rule, job)
 
 

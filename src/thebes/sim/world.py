@@ -249,6 +249,7 @@ def _vacate(w: World, row: int) -> None:
     job.phase = WAITING
     job.since_s = now_s
     job.last_run_from_s = job.run_from_s
+    job.last_stop_s = now_s
     job.run_from_s = NEVER
     job.finish_s = NEVER
     clock.held -= 1
