@@ -39,8 +39,6 @@ JOB = np.dtype(
         ("saved_s", np.float64),  # a suspended job cannot run again before its state is written
         ("ready_s", np.float64),  # when this hold's GPUs are clear and the job's own state is written
         ("run_from_s", np.float64),  # when this hold's work began, after waiting for GPUs and restoring
-        ("last_run_from_s", np.float64),  # the same of the last hold that ended
-        ("last_stop_s", np.float64),  # when that hold ended
         ("finish_s", np.float64),  # when it ends if left alone; when it ended
         ("speed", np.float64),
         ("node_kind", np.int64),
@@ -49,6 +47,7 @@ JOB = np.dtype(
         ("left_s", np.float64),  # work still to do
         ("executed_s", np.float64),  # running time, all holds
         ("age_s", np.float64),  # running time since the last promotion: its attained service per GPU
+        ("unread_s", np.float64),  # the part of that age that no tick of the policy's clock has read yet
         ("aged_wait_s", np.float64),  # waiting time since it first ran or was last promoted
         ("waited_s", np.float64),  # all waits
         ("first_start_s", np.float64),

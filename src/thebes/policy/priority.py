@@ -113,12 +113,12 @@ def queue_of(rule: Rule, job: Record, age_s: float, run_from_s: float, now_s: fl
 
 
 @inner
-def ticks_until(rule: Rule, now_s: float) -> float:
+def ticks_until(quantum_s: float, now_s: float) -> float:
     """Whole quanta on the clock so far; compared as `next_tick_s` announces them, not only divided."""
-    count = np.floor(now_s / rule.quantum_s)
-    while now_s >= (count + 1.0) * rule.quantum_s:
+    count = np.floor(now_s / quantum_s)
+    while now_s >= (count + 1.0) * quantum_s:
         count += 1.0
-    while now_s < count * rule.quantum_s:
+    while now_s < count * quantum_s:
         count -= 1.0
     return count
 
@@ -126,7 +126,7 @@ def ticks_until(rule: Rule, now_s: float) -> float:
 @inner
 def next_tick_s(rule: Rule, now_s: float) -> float:
     """When the service of running jobs is read next; never for rules that do not read it in steps."""
-    return (ticks_until(rule, now_s) + 1.0) * rule.quantum_s if ticks(rule) else NEVER
+    return (ticks_until(rule.quantum_s, now_s) + 1.0) * rule.quantum_s if ticks(rule) else NEVER
 
 
 @inner
@@ -144,11 +144,10 @@ def _service_read(rule: Rule, job: Record, age_s: float, now_s: float) -> float:
     """
     if not ticks(rule):
         return (age_s + running_s(job, now_s)) * _weight(rule, job)
-    last_tick_s = ticks_until(rule, now_s) * rule.quantum_s
+    last_tick_s = ticks_until(rule.quantum_s, now_s) * rule.quantum_s
     if job.phase == HELD and last_tick_s > job.since_s:
         return (age_s + running_s(job, last_tick_s)) * _weight(rule, job)
-    unread_s = job.last_stop_s - max(ticks_until(rule, job.last_stop_s) * rule.quantum_s, job.last_run_from_s)
-    return max(0.0, age_s - max(0.0, unread_s)) * _weight(rule, job)
+    return max(0.0, age_s - job.unread_s) * _weight(rule, job)
 
 
 @inner

@@ -275,7 +275,7 @@ def _sort_running(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
     """Insertion sort: from one decision to the next the order hardly changes."""
     jobs, running = w.table.jobs, mem.running
     _forget_stopped(w, mem)
-    tick = np.int64(ticks_until(rule, w.clock[0].now_s)) if ticks(rule) else mem.state[TICKED]
+    tick = np.int64(ticks_until(rule.quantum_s, w.clock[0].now_s)) if ticks(rule) else mem.state[TICKED]
     if moves_while_running(rule) or tick != mem.state[TICKED]:
         mem.state[TICKED] = tick
         for i in range(mem.state[RUNNING]):

@@ -155,7 +155,7 @@ def build_world(
     jobs.gang_class = _gang_classes(jobs, placement)
     jobs.first_slot = np.concatenate(([0], np.cumsum(work.gpus)[:-1]))
     jobs.speed = 1.0
-    for column in ("first_start_s", "run_from_s", "last_run_from_s", "finish_s"):
+    for column in ("first_start_s", "run_from_s", "finish_s"):
         jobs[column] = NEVER
     jobs.saved_s = -NEVER
     clock = np.recarray(1, dtype=CLOCK)

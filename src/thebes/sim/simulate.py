@@ -119,6 +119,8 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
         ignore_gpu_type=options.ignore_gpu_type,
     )
     world = build_world(work, cluster, options.placement, options.perf, options.costs, options.seed)
+    if isinstance(policy, PriorityPolicy):
+        world.clock["quantum_s"] = policy.rule().quantum_s
     began = time.perf_counter()
     if options.fast and isinstance(policy, PriorityPolicy):
         world = _run_fast(world, policy, options, progress)

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import Records, compiled, inner
+from thebes.model.compiled import Record, Records, compiled, inner
 from thebes.model.jobs import FINISHED, HELD, NEVER, WAITING, JobTable, gpus_of, running_s
 from thebes.model.machine import ZERO, Machine, nodes_spanned, occupy, release, tier_spanned
 from thebes.placement.strategies import Strategy
+from thebes.policy.priority import ticks_until
 
 # Event kinds: positions in thebes.sim.result.EVENT_KINDS.
 FINISH, SUBMIT, DEMOTE, PROMOTE, SUSPEND, START, RESUME, MIGRATE = np.arange(8)
@@ -35,6 +36,7 @@ STEP = np.dtype(
 CLOCK = np.dtype(
     [
         ("now_s", np.float64),
+        ("quantum_s", np.float64),  # the policy reads attained service at multiples of it; 0: whenever it decides
         ("arrived", np.int64),  # jobs submitted so far
         ("finished", np.int64),
         ("held", np.int64),
@@ -224,12 +226,24 @@ def _observe(w: World, row: int, ran_s: float) -> None:
 
 
 @inner
+def _unread_after(quantum_s: float, job: Record, ran_s: float, now_s: float) -> float:
+    """How much of a stopped job's running time no tick has read: what it ran since the last tick that found it here."""
+    if quantum_s <= 0.0:
+        return 0.0
+    last_tick_s = ticks_until(quantum_s, now_s) * quantum_s
+    if last_tick_s > job.since_s:
+        return max(0.0, now_s - max(last_tick_s, job.run_from_s))
+    return job.unread_s + ran_s
+
+
+@inner
 def _vacate(w: World, row: int) -> None:
     """Stop running: charge the hold, write the state out. The machine's GPUs are the caller's business."""
     clock, job, costs = w.clock[0], w.table.jobs[row], w.costs[0]
     now_s = clock.now_s
     ran_s = _charge_hold(w, row)
     _observe(w, row, ran_s)
+    job.unread_s = _unread_after(clock.quantum_s, job, ran_s, now_s)
     kept_s, suspend_s = ran_s, 0.0
     if costs.saves == 1:
         if ran_s > 0.0:  # nothing new to write otherwise
@@ -248,8 +262,6 @@ def _vacate(w: World, row: int) -> None:
         slot.clear_s = max(slot.clear_s, now_s + suspend_s)
     job.phase = WAITING
     job.since_s = now_s
-    job.last_run_from_s = job.run_from_s
-    job.last_stop_s = now_s
     job.run_from_s = NEVER
     job.finish_s = NEVER
     clock.held -= 1
@@ -306,6 +318,7 @@ def promote(w: World, row: int) -> None:
     """Back to the first queue: the age that decides priority starts again, the work done stays done."""
     job = w.table.jobs[row]
     job.age_s = 0.0
+    job.unread_s = 0.0
     job.aged_wait_s = 0.0
     job.waited_s += w.clock[0].now_s - job.since_s
     job.since_s = w.clock[0].now_s
