@@ -7,11 +7,13 @@ passes before anything is done about it, in tests, in the simulator and live.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.compiled import compiled, entry
+from thebes.model.errors import UserError
 from thebes.model.jobs import HELD, NEVER, WAITING, JobTable, gpus_of
 from thebes.model.machine import Machine
 
@@ -30,6 +32,18 @@ def _no_rows() -> NDArray[np.int64]:
     return np.zeros(0, dtype=np.int64)
 
 
+def _whole_numbers(values: Any, name: str) -> NDArray[np.int64]:
+    array = np.ascontiguousarray(values)
+    if array.dtype == np.int64 and array.ndim == 1:
+        return array
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise UserError(
+            f"a Decision's {name} is a list of whole numbers, not {array.dtype} in {array.ndim} dimensions",
+            hint="`thebes.fill(view, order)` makes a Decision from an order",
+        )
+    return array.astype(np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class Decision:
     """The wanted state. Rows are rows of the job table; GPUs of one job are sorted."""
@@ -41,6 +55,13 @@ class Decision:
     promote: NDArray[np.int64] = field(default_factory=_no_rows)  # rows whose attained service starts again
     queues: NDArray[np.int64] | None = None  # per job of the View: its feedback queue, for the record
     memory: object = None  # comes back in the next View: what a policy must remember, in the open
+
+    def __post_init__(self) -> None:
+        # Compiled code takes these as they lie in memory: whatever a policy hands over becomes rows of whole numbers.
+        for name in ("rows", "gpus", "promote"):
+            object.__setattr__(self, name, _whole_numbers(getattr(self, name), name))
+        if self.queues is not None:
+            object.__setattr__(self, "queues", _whole_numbers(self.queues, "queues"))
 
     def reason(self, position: int) -> str:
         """Why the job at this position of the View holds GPUs or does not."""

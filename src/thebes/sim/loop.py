@@ -175,7 +175,7 @@ class Loop:
         view = self.view()
         decision = self.policy.decide(view)
         if self.checks:
-            self._check(decision, view.now_s)
+            self._check(decision, view)
         if not decision.wake_s > view.now_s:
             raise UserError(
                 f"policy {self.policy.label}: at {view.now_s:g} s it asks to be woken at {decision.wake_s:g} s",
@@ -198,16 +198,29 @@ class Loop:
         self.wake_s = decision.wake_s
         self.memory = decision.memory
 
-    def _check(self, decision: Decision, now_s: float) -> None:
-        fault, row = _faults(self.world.table, self.world.machine, decision.rows, decision.gpus, self.taken)
-        if not fault and len(decision.promote) and any(self.world.table.jobs["phase"][decision.promote] != WAITING):
-            fault, row = len(FAULTS), int(decision.promote[0])
-        if fault:
-            what = FAULTS[fault] if fault < len(FAULTS) else "promotes a job that is not waiting"
+    def _check(self, decision: object, view: View) -> None:
+        if not isinstance(decision, Decision):
             raise UserError(
-                f"policy {self.policy.label}: its decision at {now_s:g} s {what} (job row {row})",
+                f"policy {self.policy.label}: decide returned {type(decision).__name__}, not a Decision",
+                hint="end it with `return thebes.fill(view, order)`",
+            )
+        fault, row = _faults(self.world.table, self.world.machine, decision.rows, decision.gpus, self.taken)
+        what = f"{FAULTS[fault]} (job row {row})" if fault else self._fault_in_queues(decision, view)
+        if what:
+            raise UserError(
+                f"policy {self.policy.label}: its decision at {view.now_s:g} s {what}",
                 hint="a Decision names whole gangs on free GPUs; `thebes.fill(view, order)` makes one from an order",
             )
+
+    def _fault_in_queues(self, decision: Decision, view: View) -> str:
+        if len(decision.promote):
+            waiting = view.jobs.rows[self.world.table.jobs["phase"][view.jobs.rows] == WAITING]
+            wrong = np.setdiff1d(decision.promote, waiting)
+            if len(wrong):
+                return f"promotes a job that is not waiting (job row {wrong[0]})"
+        if decision.queues is not None and len(decision.queues) != len(view.jobs):
+            return f"names the queues of {len(decision.queues)} jobs, but {len(view.jobs)} are alive"
+        return ""
 
 
 def with_longer_log(world: World) -> World:
