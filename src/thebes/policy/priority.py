@@ -250,7 +250,7 @@ def wake_after(
     When a job that starts now will really run is not known yet (it may have to be restored first); that it runs at
     once is the earliest case. If it runs later, the policy wakes once too early and finds nothing to do.
     """
-    wake_s = next_tick_s(rule, now_s)
+    wake_s = NEVER
     somebody_waits = False
     for i in range(rows.size):
         job = jobs[rows[i]]
@@ -264,7 +264,8 @@ def wake_after(
             wake_s = min(wake_s, promotion_s(rule, job, attained_s(job, now_s), now_s))
         else:
             wake_s = min(wake_s, promotion_s(rule, job, age_s, now_s if promoted[i] else job.since_s))
-    return wake_s if somebody_waits else NEVER
+    # Readings matter to those who wait. Demotions matter always: when a job came into its queue decides its place there.
+    return min(wake_s, next_tick_s(rule, now_s)) if somebody_waits else wake_s
 
 
 class PriorityPolicy(Policy):
