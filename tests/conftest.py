@@ -1,4 +1,4 @@
-"""What holds for the whole suite: every simulation is checked, and real data is used where it lies beside the checkout."""
+"""What holds for the whole suite: every simulation is checked; real data is used where it lies beside the checkout."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from workloads import shared_data
 
 from thebes.sim import fast, loop
+from workloads import EFFORT, shared_data
 
 # Compiled code is loaded inside the first example of a test; a deadline would measure that.
-settings.register_profile("thebes", deadline=None, print_blob=True, derandomize=True)
-settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)  # --hypothesis-profile=explore
+# Examples are the same in every run, unless THEBES_TEST_EFFORT asks for more of them.
+settings.register_profile("thebes", deadline=None, print_blob=True, derandomize=EFFORT == 1)
 settings.load_profile("thebes")
 
 

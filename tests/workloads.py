@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from thebes.model.cluster import Cluster, from_toml
 from thebes.model.trace import TRACE_SCHEMA, Trace
 from thebes.sim.result import Result
+
+# How many times the usual number of examples Hypothesis shall try.
+EFFORT = int(os.environ.get("THEBES_TEST_EFFORT", "1"))
+
+
+def effort(examples: int, **more: Any) -> settings:
+    """Settings of a property test that tries so many examples."""
+    return settings(max_examples=examples * EFFORT, **more)
+
 
 # A balanced and a skewed model of the tensor tables.
 RESNET, VGG = "resnet50", "vgg19"

@@ -1,8 +1,8 @@
 """Our own policies against published figures: where the released simulator has no slip, the real simulator must agree.
 
-Same rows as in the compatibility tests, but run by the event-driven simulator with placement `count`, ideal speed and no
-costs: float time, our orders, our checker. Jobs that are larger than the cluster are refused by us, so rows on n1g4 are
-left out. Two rows differ in one figure, through a tie.
+Same rows as in the compatibility tests, but run by the event-driven simulator with placement `count`, ideal speed and
+no costs: float time, our orders, our checker. Jobs that are larger than the cluster are refused by us, so rows on n1g4
+are left out. Two rows differ in one figure, through a tie.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from functools import lru_cache
 import numpy as np
 import polars as pl
 import pytest
-from workloads import shared_data
 
 from thebes import read_cluster, read_trace, simulate
 from thebes.model.trace import Trace
 from thebes.sim.costs import FREE_OF_COST
+from workloads import shared_data
 
 TIRESIAS = shared_data() / "tiresias"
 OURS = {"fifo": "fifo", "fjf": "backfill", "sjf": "sjf", "shortest": "srtf", "shortest-gpu": "srsf"}
 FIGURES = ("avg_jct", "median_jct", "p95_jct", "p99_jct", "makespan", "preemptions")
 Row = dict[str, str]
 
-# At 504 s jobs 13 (8 GPUs, 55 s left) and 16 (4 GPUs, 110 s left) have the same remaining service. We serve the earlier
-# submission; the released simulator sorts its list in place, so that the order of a moment ago decides (16 stands first).
+# At 504 s jobs 13 (8 GPUs, 55 s left) and 16 (4 GPUs, 110 s left) have the same remaining service. We serve the
+# earlier submission; the released simulator sorts its list in place, so that the order of a moment ago decides.
 TIES = {
     ("60_job.csv", "n4g4.csv", "shortest-gpu"): {"avg_jct": 194.983},
     ("60x20_job.csv", "n4g4.csv", "shortest-gpu"): {"avg_jct": 3899.667},
@@ -77,7 +77,7 @@ def test_our_policy_gives_the_published_figures(row: Row) -> None:
 
 @pytest.mark.skipif(not TIRESIAS.is_dir(), reason="the shared data is not beside this checkout")
 def test_the_tie_that_two_rows_differ_by() -> None:
-    """Given equal remaining service at 504 s, when a third job arrives, job 16 gives way and 13, submitted first, stays."""
+    """Given equal remaining service at 504 s, when a third job arrives, 16 gives way and 13, submitted first, stays."""
     result = simulate(jobs_of("60_job.csv"), "4x4", "srsf", placement="count", perf="ideal", costs=FREE_OF_COST)
     jobs, at_s = result.jobs, 504.0
     first = result.events.filter((pl.col("time_s") < at_s) & pl.col("job").is_in([13, 16]))

@@ -21,7 +21,7 @@ class Oven:
     fan: bool = parameter(True, "air moves")
     dish: str = parameter("bread", "what is baked")
     steps: tuple[float, ...] = parameter((10.0, 20.0), "minutes per step", low=1)
-    recipe: Path | None = parameter(None, "a file")
+    recipe: Path | None = parameter(None, "a file")  # noqa: RUF009
     serial: int = 7  # not a parameter
 
 

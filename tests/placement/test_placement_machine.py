@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from brute import CLUSTERS, TOML, free_of, occupied, recount
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from thebes.model.cluster import TIERS, from_short_form, from_toml
@@ -21,10 +21,11 @@ from thebes.model.machine import (
     take,
     tier_spanned,
 )
+from workloads import effort
 
 
 @given(name=st.sampled_from(sorted(CLUSTERS)), data=st.data())
-@settings(max_examples=100)
+@effort(100)
 def test_the_index_survives_any_sequence(name: str, data: st.DataObject) -> None:
     cluster = CLUSTERS[name]
     machine = machine_of(cluster)
@@ -56,7 +57,7 @@ def test_the_index_survives_any_sequence(name: str, data: st.DataObject) -> None
 
 
 @given(kept=st.sets(st.integers(0, 4999), max_size=12), start=st.integers(0, 5000))
-@settings(max_examples=30)
+@effort(30)
 def test_a_far_node_is_found_across_words_and_summaries(kept: set[int], start: int) -> None:
     """Given 5,000 nodes, more than one word of the summary covers, when few are free, the next free one is found."""
     machine = occupied(BIG, (node not in kept for node in range(5000)))
@@ -108,7 +109,7 @@ def test_a_small_job_sits_in_one_group(taken: tuple[int, ...], count: int, expec
 
 
 @given(data=st.data())
-@settings(max_examples=100)
+@effort(100)
 def test_spans_against_their_definition(data: st.DataObject) -> None:
     cluster = from_toml(TOML, "mixed")
     machine = machine_of(cluster)

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from brute import CLUSTERS, free_of, occupied, recount
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from thebes import UserError
@@ -15,6 +15,7 @@ from thebes.model.cluster import Cluster
 from thebes.model.machine import Machine, copy_of, machine_of
 from thebes.placement import Skew, find, registry
 from thebes.placement.strategies import CONSOLIDATE, COUNT, RANDOM, RELAXED, SKEW, YARN, Strategy, max_gang, place
+from workloads import effort
 
 LIMIT = 0.3
 
@@ -78,7 +79,7 @@ def situations(draw: st.DrawFn) -> Situation:
     return Situation(name, taken, kind, gpus)
 
 
-many = settings(max_examples=250)
+many = effort(250)
 
 
 @given(at=situations())
@@ -88,8 +89,8 @@ def test_count_takes_the_lowest_free_gpus(at: Situation) -> None:
     assert (gpus is not None) == at.enough()
     if gpus is None:
         return
-    free = [g for g, node in enumerate(at.cluster.gpu_node.tolist()) if node in at.nodes and at.machine.gpus["owner"][g] < 0]
-    lowest = free[: at.gpus]
+    owners = at.machine.gpus["owner"]
+    lowest = [g for g, node in enumerate(at.cluster.gpu_node) if node in at.nodes and owners[g] < 0][: at.gpus]
     assert at.by_node(gpus) == at.by_node(lowest)
     if len(at.cluster.kinds[at.kind].groups) < 2:  # inside a node with groups, the best group decides
         assert gpus == lowest
@@ -169,7 +170,7 @@ def test_skew_waits_for_the_fewest_nodes_or_goes_anywhere(at: Situation) -> None
 
 
 @given(at=situations(), seed=st.integers(0, 2**31), attempt=st.integers(0, 50))
-@settings(max_examples=100)
+@effort(100)
 def test_random_is_valid_and_the_same_for_the_same_seed(at: Situation, seed: int, attempt: int) -> None:
     gpus = at.ask(RANDOM, seed=seed, attempt=attempt)
     assert (gpus is not None) == at.enough()
@@ -183,7 +184,7 @@ def test_random_differs_by_seed_and_by_attempt() -> None:
 
 
 @given(name=st.sampled_from(sorted(CLUSTERS)), data=st.data())
-@settings(max_examples=60)
+@effort(60)
 def test_the_largest_gang_is_placed_on_an_idle_cluster_and_one_more_is_not(name: str, data: st.DataObject) -> None:
     cluster = CLUSTERS[name]
     kind = data.draw(st.integers(0, len(cluster.kinds) - 1))

@@ -1,4 +1,4 @@
-"""What every policy promises: it is pure, it sees only what it declares, it leaves no GPU idle that somebody could use."""
+"""What every policy promises: it is pure, sees only what it declares, leaves no GPU idle that somebody could use."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from workloads import mixed_cluster, trace_of, workloads
 
 from thebes import Decision, Policy, Result, Trace, UserError, View, fill, simulate
 from thebes.model.cluster import from_short_form
@@ -22,6 +21,7 @@ from thebes.policy.fifo import Backfill, Fifo
 from thebes.policy.tiresias import TiresiasG, TiresiasL
 from thebes.policy.tiresias_compat import TiresiasCompat
 from thebes.sim.costs import FREE_OF_COST
+from workloads import effort, mixed_cluster, trace_of, workloads
 
 POLICIES: dict[str, Policy] = {
     name: policy()
@@ -71,7 +71,7 @@ def is_pure(policy: Policy, view: View, decision: Decision) -> None:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(trace=workloads(most_gpus=4), placement=st.sampled_from(sorted(placements())))
-@settings(max_examples=8)
+@effort(8)
 def test_a_policy_is_pure(name: str, trace: Trace, placement: str) -> None:
     watch(trace, mixed_cluster(), POLICIES[name], is_pure, placement=placement)
 
@@ -85,13 +85,13 @@ def leaves_nothing_idle(_: Policy, view: View, decision: Decision) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(POLICIES) - {"fifo"}))
 @given(trace=workloads(most_gpus=6))
-@settings(max_examples=12)
+@effort(12)
 def test_all_but_fifo_are_work_conserving(name: str, trace: Trace) -> None:
     watch(trace, from_short_form("3x2"), POLICIES[name], leaves_nothing_idle, placement="count")
 
 
 @given(trace=workloads(most_gpus=6))
-@settings(max_examples=25)
+@effort(25)
 def test_fifo_starts_in_order_of_submission(trace: Trace) -> None:
     result = simulate(trace, "3x2", "fifo")
     assert result.jobs["first_start_s"].is_sorted()

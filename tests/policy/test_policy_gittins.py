@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from workloads import finishes, story, trace_of
 
 from thebes import UserError, simulate
 from thebes.policy.gittins import Gittins, ShortestExpected
@@ -19,6 +18,7 @@ from thebes.policy.samples import read_samples
 from thebes.policy.tiresias import TiresiasG
 from thebes.sim.costs import FREE_OF_COST
 from thebes.sim.released_tiresias import released_samples
+from workloads import effort, finishes, story, trace_of
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ services = st.integers(1, 200).map(float)
     attained=st.one_of(st.just(0.0), services, st.floats(0, 250)),
     horizon=st.one_of(services, st.just(math.inf)),
 )
-@settings(max_examples=300)
+@effort(300)
 def test_the_index_is_its_definition(samples: list[float], attained: float, horizon: float) -> None:
     room = distribution_of(np.array(samples), room=5)  # room for more must not matter
     expected = by_definition(samples, attained, horizon)
@@ -107,7 +107,7 @@ def test_finished_jobs_change_the_order_once_there_are_enough_of_them() -> None:
 
 
 @given(finished=st.integers(0, 3000))
-@settings(max_examples=50)
+@effort(50)
 def test_the_distribution_is_taken_anew_after_every_tenth_more(finished: int) -> None:
     known = known_count(finished)
     assert known <= finished < next_refresh(known)
@@ -150,5 +150,5 @@ def test_mistakes_in_sample_files(content: bytes, message: str, tmp_path: Path) 
 
 
 def test_a_missing_sample_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="none.csv: cannot read samples: No such file or directory\ngive a text file"):
+    with pytest.raises(UserError, match=r"none.csv: cannot read samples: No such file or directory\ngive a text file"):
         Gittins(samples_file=tmp_path / "none.csv")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from workloads import finishes, story, trace_of
 
 from thebes import Policy, Result, Trace, simulate
 from thebes.policy import find
@@ -16,6 +15,7 @@ from thebes.policy.fifo import LongestPendingFirst
 from thebes.policy.las import LeastAttainedService
 from thebes.policy.tiresias import TiresiasG, TiresiasL
 from thebes.sim.costs import FREE_OF_COST, Costs
+from workloads import finishes, story, trace_of
 
 BOTH_PATHS = pytest.mark.parametrize("fast", [True, False], ids=["fast", "general"])
 
@@ -24,7 +24,7 @@ def run(trace: Trace, cluster: str, policy: Policy | str, **options: Any) -> Res
     return simulate(trace, cluster, policy, **{"perf": "ideal", "costs": FREE_OF_COST, **options})
 
 
-# --- the example of the Tiresias paper (spec 2.6): 2 GPUs, three jobs at once -------------------------------------------
+# --- the example of the Tiresias paper (spec 2.6): 2 GPUs, three jobs at once -----------------------------------------
 
 PAPER = trace_of((0, 2, 2), (0, 1, 8), (0, 2, 6))
 
@@ -43,7 +43,7 @@ def test_the_papers_example(policy: Policy, ends: list[float], fast: bool) -> No
     assert finishes(run(PAPER, "1x2", policy, fast=fast)) == ends
 
 
-# --- orders of submission -------------------------------------------------------------------------------------------------
+# --- orders of submission ---------------------------------------------------------------------------------------------
 
 # A job of two GPUs stands behind one that runs and before a small one.
 CONVOY = trace_of((0, 1, 10), (1, 2, 10), (2, 1, 5))
@@ -74,7 +74,7 @@ def test_the_smallest_job_preempts_a_larger_one(fast: bool) -> None:
     assert story(result, "suspend", "resume") == [(4, 0, "suspend"), (7, 0, "resume")]
 
 
-# --- demotion -------------------------------------------------------------------------------------------------------------
+# --- demotion ---------------------------------------------------------------------------------------------------------
 
 
 def demotions(result: Result, job: int = 0) -> list[float]:
@@ -130,7 +130,7 @@ def test_demotion_counts_running_time_only() -> None:
     assert finishes(result) == [79.0 + 48.0, 29.0]
 
 
-# --- order inside a queue -------------------------------------------------------------------------------------------------
+# --- order inside a queue ---------------------------------------------------------------------------------------------
 
 # Job 1 is submitted before job 2 but cannot start with it; when job 0 ends, both want the same GPUs.
 LATE_START = trace_of((0, 1, 5), (1, 2, 100), (2, 1, 100))
@@ -153,7 +153,7 @@ def test_inside_a_queue_the_submission_counts_if_one_wants(fast: bool) -> None:
 
 @BOTH_PATHS
 def test_of_those_preempted_in_a_queue_the_last_one_goes_on_first(fast: bool) -> None:
-    """Given two jobs of the second queue, displaced one after the other, the last one displaced has the next free GPU."""
+    """Given two jobs of the second queue, displaced one after the other, the last one has the next free GPU."""
     trace = trace_of((0, 1, 50), (0, 1, 50), (20, 1, 5), (22, 1, 8))
     result = run(trace, "1x2", TiresiasL(queue_limits=(10.0,)), fast=fast)
     assert story(result, "suspend", "resume") == [
@@ -173,7 +173,7 @@ def test_nobody_is_preempted_by_a_waiting_job_of_the_same_queue(fast: bool) -> N
     assert sorted(finishes(result)) == [110, 111, 200, 201]
 
 
-# --- promotion ------------------------------------------------------------------------------------------------------------
+# --- promotion --------------------------------------------------------------------------------------------------------
 
 # One GPU. Job 0 is demoted at 10 and displaced at 15 by short jobs that come every 8 s and stay in the first queue.
 STREAM = trace_of((0, 1, 100), *((15 + 8 * i, 1, 8) for i in range(12)))
@@ -240,7 +240,7 @@ def test_tiresias_g_promotes_too() -> None:
     assert story(run(STREAM, "1x1", policy), "promote")[0] == (45.0, 0, "promote")
 
 
-# --- least attained service -----------------------------------------------------------------------------------------------
+# --- least attained service -------------------------------------------------------------------------------------------
 
 
 @BOTH_PATHS

@@ -1,7 +1,7 @@
 """An independent referee: replays the decisions of a run with GPU ids and works out what must have happened.
 
-It shares no code with the simulator's world: plain Python over dictionaries, one interval per GPU and hold. What it finds
-(double bookings, torn gangs, finish times, the account of GPU-seconds) is compared with what the simulator reported.
+It shares no code with the simulator's world: plain Python over dictionaries, one interval per GPU and hold. What it
+finds (double bookings, torn gangs, finish times, the account of GPU-seconds) is compared with what the simulator says.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from referee import Recorder, confirm, replay
-from workloads import mixed_cluster, workloads
 
 from thebes import Decision, Policy, View, simulate
 from thebes.model.cluster import Cluster, from_short_form
@@ -20,6 +19,7 @@ from thebes.placement import registry
 from thebes.policy import find
 from thebes.policy.tiresias import TiresiasG, TiresiasL
 from thebes.sim.costs import FREE_OF_COST, Costs
+from workloads import effort, mixed_cluster, workloads
 
 COSTS = {
     "free": FREE_OF_COST,
@@ -89,7 +89,7 @@ def referee_agrees(trace: Trace, cluster: Cluster, policy: Policy, costs: Costs,
     costs=st.sampled_from(sorted(COSTS)),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=150)
+@effort(150)
 def test_the_account_adds_up_whatever_a_policy_does(trace: Trace, cluster: str, costs: str, seed: int) -> None:
     """Given a policy that suspends, resumes and migrates at random, the referee confirms every figure."""
     referee_agrees(trace, CLUSTERS[cluster], Chaos(seed), COSTS[costs])
@@ -115,7 +115,7 @@ POLICIES = {
     costs=st.sampled_from(["free", "checkpoint", "checkpoint per GiB", "kill, periodic checkpoints"]),
     placement=st.sampled_from(sorted(registry())),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@effort(25, suppress_health_check=[HealthCheck.too_slow])
 def test_the_account_adds_up_under_every_policy(policy: str, trace: Trace, costs: str, placement: str) -> None:
     if "promotion" in policy and "kill" in costs:
         costs = "free"  # jobs that are killed and promoted every few seconds may never get anywhere
