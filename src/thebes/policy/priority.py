@@ -264,7 +264,8 @@ def wake_after(
             wake_s = min(wake_s, promotion_s(rule, job, attained_s(job, now_s), now_s))
         else:
             wake_s = min(wake_s, promotion_s(rule, job, age_s, now_s if promoted[i] else job.since_s))
-    # Readings matter to those who wait. Demotions matter always: when a job came into its queue decides its place there.
+    wake_s = max(wake_s, np.nextafter(now_s, NEVER))  # a promotion may be due at once, when the floor is 0
+    # Readings matter to those who wait. Demotions matter always: when a job came into its queue decides its place.
     return min(wake_s, next_tick_s(rule, now_s)) if somebody_waits else wake_s
 
 
