@@ -195,7 +195,7 @@ BAD = {
     "out of range": ((*TEN, "--policy", "las", "--set", "quantum_s=0"), "must be at least 0.001"),
     "not yes or no": ((*TEN, "--policy", "las", "--set", "gpu_time=maybe"), "is not yes or no"),
     "descending": ((*TEN, "--policy", "tiresias-l", "--set", "queue_limits=3,2"), "do not ascend"),
-    "bad order": ((*TEN, "--policy", "tiresias-l", "--set", "order=lifo"), "order is start or submit"),
+    "bad order": ((*TEN, "--policy", "tiresias-l", "--set", "order=lifo"), "order is start, first-start, submit"),
     "not a setting": ((*TEN, "--policy", "fifo", "--set", "x"), "--set x: not KEY=VALUE"),
     "no such part": ((*TEN, "--policy", "fifo", "--set", "plac.x=1"), "there is no 'plac' in this run"),
     "unknown placement": ((*TEN, "--policy", "fifo", "--placement", "random2"), "did you mean 'random'?"),
@@ -286,3 +286,63 @@ def test_progress_bars_are_drawn_on_a_terminal_only(
     with _progress(["las"]) as advance:
         advance(0, 0.5)
     assert "las" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [":Foo", "..x:Foo"])
+def test_a_policy_name_without_a_place_is_refused(thebes, name: str) -> None:
+    ran = thebes("simulate", *TEN, "--policy", name)
+    assert ran.code == 2
+    assert "names no file or module" in ran.err
+
+
+def test_a_policy_file_may_be_called_like_a_module_of_python(thebes, tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text(OWN_POLICY)
+    assert thebes("simulate", *TEN, "--policy", f"{tmp_path / 'random.py'}:Newest").code == 0
+
+
+def test_a_hidden_column_is_one_clear_error(thebes, tmp_path: Path) -> None:
+    path = tmp_path / "peeks.py"
+    path.write_text(OWN_POLICY.replace("-view.jobs.submit_s", "view.jobs.duration_s"))
+    ran = thebes("simulate", *TEN, "--policy", f"{path}:Newest")
+    assert ran.code == 2
+    assert "view.jobs.duration_s is hidden" in ran.err
+    assert "frozenset" in ran.err
+
+
+def test_a_parameter_that_text_cannot_give_is_refused(thebes, tmp_path: Path) -> None:
+    path = tmp_path / "odd.py"
+    odd = OWN_POLICY.replace("class Newest", "from dataclasses import dataclass\n@dataclass\nclass Newest")
+    path.write_text(odd.replace('first."""\n', 'first."""\n    size: int | None = thebes.parameter(None, "odd")\n'))
+    ran = thebes("simulate", *TEN, "--policy", f"{path}:Newest", "--set", "size=3")
+    assert ran.code == 2
+    assert "size cannot be set from text" in ran.err
+
+
+def test_infinite_costs_are_refused(thebes) -> None:
+    ran = thebes("simulate", *TEN, "--policy", "fifo", "--set", "cost.resume_s=inf")
+    assert ran.code == 2
+    assert "must be between 0 and 1e+09" in ran.err
+
+
+def test_jobs_that_are_killed_for_ever_are_noticed(thebes, tmp_path: Path) -> None:
+    trace = tmp_path / "two.csv"
+    trace.write_text("job_id,submit_time,duration,num_gpus\na,0,3000,1\nb,0,3000,1\n")
+    ran = thebes("simulate", trace, "--cluster", "1x1", "--policy", "las", "--set", "cost.mechanism=kill")
+    assert ran.code == 2
+    assert "no work is kept any more under las" in ran.err
+    assert "checkpoint_every_s" in ran.err
+
+
+def test_nodes_that_differ_in_cpus_only_hold_one_gang(thebes, tmp_path: Path) -> None:
+    cluster, trace = tmp_path / "k2.toml", tmp_path / "j16.csv"
+    cluster.write_text("[[node]]\ngpus = 8\ncpus = 64\n[[node]]\ngpus = 8\ncpus = 96\n")
+    trace.write_text("job_id,submit_time,duration,num_gpus\na,0,30,16\n")
+    assert thebes("simulate", trace, "--cluster", cluster, "--policy", "fifo").code == 0
+
+
+def test_more_kinds_than_fit_are_refused(thebes, tmp_path: Path) -> None:
+    cluster = tmp_path / "many.toml"
+    cluster.write_text("".join(f"[[node]]\ngpus = {n}\n" for n in range(1, 70)))
+    ran = thebes("simulate", "philly-sample", "--cluster", cluster, "--policy", "fifo")
+    assert ran.code == 2
+    assert "more than 62 kinds of node" in ran.err

@@ -46,7 +46,9 @@ EventsFile = Annotated[
     Path | None, typer.Option("--events", metavar="FILE.parquet", help="Write every event: .parquet or .csv.")
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N jobs.")]
-Seed = Annotated[int, typer.Option(min=0, help="For what is random: models of a trace without any, random placement.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**63 - 1, help="For what is random: models of a trace without any, random placement.")
+]
 SkipOversize = Annotated[bool, typer.Option("--skip-oversize", help="Leave out jobs that can never fit, and go on.")]
 Fractional = Annotated[
     bool, typer.Option("--fractional", help="Keep fractions of GPUs (only for policies that share GPUs).")

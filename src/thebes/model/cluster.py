@@ -10,7 +10,7 @@ import csv
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from thebes.model.errors import UserError, nearest
 TIERS = ("group", "node", "rack", "cluster")
 
 MAX_GPUS = 10_000_000
+MAX_KINDS = 62  # allowed kinds are the bits of one integer
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,14 @@ def build(name: str, groups: list[tuple[NodeKind, int, list[int]]], links: Mappi
     kinds: list[NodeKind] = []
     node_kind: list[int] = []
     node_rack: list[int] = []
-    for kind, count, racks in groups:
+    for given, count, racks in groups:
+        kind = _same_for_gangs(given, kinds)
         if kind not in kinds:
             kinds.append(kind)
         node_kind += [kinds.index(kind)] * count
         node_rack += racks
+    if len(kinds) > MAX_KINDS:
+        raise UserError(f"{name}: more than {MAX_KINDS} kinds of node", hint="describe equal nodes by equal tables")
     order = np.argsort(np.array(node_rack), kind="stable")
     return Cluster(
         name=name,
@@ -126,6 +130,14 @@ def build(name: str, groups: list[tuple[NodeKind, int, list[int]]], links: Mappi
         node_names=tuple(f"n{i}" for i in range(len(order))),
         links=dict(links or {}),
     )
+
+
+def _same_for_gangs(kind: NodeKind, known: list[NodeKind]) -> NodeKind:
+    """A kind already known that differs only in CPUs and host memory, which a gang may span; else the kind itself."""
+    for other in known:
+        if replace(other, cpus=kind.cpus, memory_gib=kind.memory_gib) == kind:
+            return other
+    return kind
 
 
 def uniform(name: str, racks: int, nodes_per_rack: int, kind: NodeKind) -> Cluster:

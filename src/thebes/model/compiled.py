@@ -45,7 +45,7 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         folder.touch()
     except OSError:  # no home, or one that is read-only: compile again each time rather than fail
-        return Path(tempfile.gettempdir()) / f"thebes-{os.getuid()}-{_sources_hash()}"
+        return Path(tempfile.mkdtemp(prefix="thebes-"))
     versions = sorted(base.glob("compiled-*"), key=lambda old: old.stat().st_mtime, reverse=True)
     for old in versions[VERSIONS_KEPT:]:
         shutil.rmtree(old, ignore_errors=True)

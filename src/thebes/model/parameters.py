@@ -55,6 +55,11 @@ def configure(owner: type[Any], settings: dict[str, str], *, what: str) -> Any:
 
 
 def _parse(info: ParameterInfo, text: str, what: str) -> Any:
+    if info.type not in _READ:
+        raise UserError(
+            f"{what}: {info.name} cannot be set from text (its type is {info.type})",
+            hint="parameters are float, int, bool, str, tuple[float, ...] or Path | None",
+        )
     try:
         value = _READ[info.type](text)
     except ValueError:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
+from thebes.model.errors import UserError
 from thebes.model.jobs import HELD, JobTable
 from thebes.model.machine import Machine
 
@@ -26,7 +27,7 @@ NEEDS = {
 }
 
 
-class HiddenFromPolicy(AttributeError):  # noqa: N818 - reads as what it says
+class HiddenFromPolicy(UserError):  # noqa: N818 - reads as what it says
     """A policy asked for what it did not declare."""
 
 
@@ -117,8 +118,8 @@ class JobsView:
     def _only_with(self, need: str, column: str) -> None:
         if need not in self._needs:
             raise HiddenFromPolicy(
-                f"view.jobs.{column} is hidden: the policy does not declare that it needs '{need}'. "
-                f'Write needs = frozenset({{"{need}"}}) in the policy\'s class if it is meant to be an oracle.'
+                f"view.jobs.{column} is hidden: the policy does not declare that it needs '{need}'.",
+                hint=f'Write needs = frozenset({{"{need}"}}) in the policy\'s class if it is meant to be an oracle.',
             )
 
 

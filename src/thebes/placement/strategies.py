@@ -237,16 +237,9 @@ def _random(m: Machine, seed: int, job: int, attempt: int, kind: int, gpus: int,
     return True
 
 
-@compiled
 def max_gang(m: Machine, code: int, kind: int) -> int:
     """The largest gang of this kind that the strategy can ever place, on an idle cluster."""
     if code != YARN:
-        return m.kinds[kind].total
-    best = 0
-    for rack in range(m.rack_free.shape[0]):
-        total = 0
-        for node in range(m.nodes.size):
-            if m.nodes[node].rack == rack and m.nodes[node].node_kind == kind:
-                total += m.nodes[node].gpus
-        best = max(best, total)
-    return best
+        return int(m.kinds["total"][kind])
+    here = m.nodes["node_kind"] == kind
+    return int(np.bincount(m.nodes["rack"][here], weights=m.nodes["gpus"][here]).max())

@@ -62,6 +62,8 @@ def find(name: str) -> type[Policy]:
 
 def _own(name: str) -> type[Policy]:
     place, _, class_name = name.rpartition(":")
+    if not place or place.startswith("."):
+        raise UserError(f"policy '{name}' names no file or module", hint="write FILE.py:CLASS or package.module:CLASS")
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     found = getattr(module, class_name, None)
     if found is None:
@@ -77,11 +79,12 @@ def _own(name: str) -> type[Policy]:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UserError(f"policy file '{path}': no such file", hint="write FILE.py:CLASS")
-    spec = spec_from_file_location(path.stem, path)
+    module_name = f"thebes_policy_file_{path.stem}"  # a file called random.py must not hide Python's own
+    spec = spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[path.stem] = module  # so that worker processes and dataclasses find it
+    sys.modules[module_name] = module  # so that worker processes and dataclasses find it
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -28,7 +28,7 @@ class TiresiasCompat(Policy):
         "dlas-gpu", "the published --schedule: fifo, fjf, sjf, shortest, shortest-gpu, dlas, dlas-gpu, …"
     )
     variant: str = parameter("as-released", "as-released, memfix, gittins-distfix or corrected (docs/policies.md)")
-    queue_limits: tuple[float, ...] = parameter((3250.0, 7200.0), "limits of all queues but the last", low=1)
+    queue_limits: tuple[float, ...] = parameter((3250.0, 7200.0), "limits of all queues but the last", low=1, high=1e15)
 
     def decide(self, view: View) -> Decision:
         raise UserError(

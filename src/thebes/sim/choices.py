@@ -68,7 +68,7 @@ def choose(
                 f"--set {setting.prefix}.{setting.key}: there is no '{setting.prefix}' in this run",
                 hint=nearest(setting.prefix, [*PREFIXES, label]),
             )
-    if fractional and not kind.shares:
+    if fractional:  # no engine of ours shares GPUs yet; a policy that does will say so with `shares`
         raise UserError(
             f"--fractional: policy {label} does not share a GPU between jobs",
             hint="leave --fractional out: requests are rounded up to whole GPUs",

@@ -16,6 +16,7 @@ from thebes.model.errors import UserError, nearest
 from thebes.model.parameters import parameter
 from thebes.sim.world import COSTS
 
+LONGEST_S = 1e9  # thirty years: finite, so that nothing becomes not-a-number
 MECHANISMS = ("checkpoint", "kill", "free")
 
 
@@ -28,14 +29,16 @@ class Costs:
     mechanism: str = parameter(
         "checkpoint", "checkpoint: saved on suspend; kill: back to the last periodic checkpoint; free: no cost"
     )
-    start_s: float = parameter(0.0, "first start; 0 since a trace's run times contain it", low=0)
-    start_s_per_gib: float = parameter(0.0, "first start, per GiB of state", low=0)
-    suspend_s: float = parameter(12.0, "saving the state", low=0)
-    suspend_s_per_gib: float = parameter(0.0, "saving the state, per GiB", low=0)
-    resume_s: float = parameter(50.0, "restarting from the state", low=0)
-    resume_s_per_gib: float = parameter(0.0, "restarting from the state, per GiB", low=0)
-    migrate_s: float = parameter(0.0, "moving the state to other nodes, on top of suspend and resume", low=0)
-    migrate_s_per_gib: float = parameter(0.0, "moving the state to other nodes, per GiB", low=0)
+    start_s: float = parameter(0.0, "first start; 0 since a trace's run times contain it", low=0, high=LONGEST_S)
+    start_s_per_gib: float = parameter(0.0, "first start, per GiB of state", low=0, high=LONGEST_S)
+    suspend_s: float = parameter(12.0, "saving the state", low=0, high=LONGEST_S)
+    suspend_s_per_gib: float = parameter(0.0, "saving the state, per GiB", low=0, high=LONGEST_S)
+    resume_s: float = parameter(50.0, "restarting from the state", low=0, high=LONGEST_S)
+    resume_s_per_gib: float = parameter(0.0, "restarting from the state, per GiB", low=0, high=LONGEST_S)
+    migrate_s: float = parameter(
+        0.0, "moving the state to other nodes, on top of suspend and resume", low=0, high=LONGEST_S
+    )
+    migrate_s_per_gib: float = parameter(0.0, "moving the state to other nodes, per GiB", low=0, high=LONGEST_S)
     checkpoint_every_s: float = parameter(
         1800.0, "kill: running time between periodic checkpoints; 0: there are none", low=0
     )

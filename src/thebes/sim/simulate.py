@@ -136,9 +136,10 @@ def _run_fast(world: World, policy: PriorityPolicy, options: Options, progress: 
     rule, given = policy.rule(), policy.samples()
     distribution = distribution_of(given, room=len(jobs))
     memory = fast.memory_for(world, learns=policy.learn, checks=options.checks)
-    status = fast.PAUSED
+    status, watch = fast.PAUSED, _Livelock(options)
     while status != fast.DONE:
         status = fast.run(world, memory, rule, distribution, STRETCH)
+        watch.look(world, policy)
         if status == fast.LOG_FULL:
             world = loop.with_longer_log(world)
         elif status == fast.LEARN:
@@ -155,14 +156,39 @@ def _run_fast(world: World, policy: PriorityPolicy, options: Options, progress: 
 
 def _run_loop(world: World, cluster: Cluster, policy: Policy, options: Options, progress: Progress | None) -> World:
     simulation = loop.Loop(world, cluster, policy, checks=options.checks)
-    status = loop.ASK
+    status, watch = loop.ASK, _Livelock(options)
     while status != loop.DONE:
         status = simulation.run(STRETCH // 20)
+        watch.look(simulation.world, policy)
         if status == loop.LOG_FULL:
             simulation.grow_log()
         if progress:
             progress(*_progress_of(simulation.world))
     return simulation.world
+
+
+class _Livelock:
+    """Notices that jobs are killed again and again before their first checkpoint, so that no work is ever kept."""
+
+    PATIENCE = 100  # looks without any progress
+
+    def __init__(self, options: Options) -> None:
+        self.possible = options.costs.mechanism == "kill"
+        self.least_left_s = np.inf
+        self.looks = 0
+
+    def look(self, world: World, policy: Policy) -> None:
+        if not self.possible:
+            return
+        left_s = float(world.table.jobs["left_s"].sum())
+        self.looks = 0 if left_s < self.least_left_s else self.looks + 1
+        self.least_left_s = min(self.least_left_s, left_s)
+        if self.looks > self.PATIENCE:
+            raise UserError(
+                f"no work is kept any more under {policy.label} (at {world.clock['now_s'][0]:g} s): jobs are killed "
+                "before they reach a checkpoint",
+                hint="make cost.checkpoint_every_s shorter, or use cost.mechanism=checkpoint",
+            )
 
 
 def _progress_of(world: World) -> tuple[int, int, float]:

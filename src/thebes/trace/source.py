@@ -158,7 +158,7 @@ def _near_names(place: Path) -> str:
         names = [entry.name for entry in folder.iterdir()]
     except OSError:
         return f"The folder {folder} does not exist either."
-    close = get_close_matches(place.name, [*names, *SAMPLES], n=3, cutoff=0.6)
+    close = get_close_matches(place.name, names, n=3, cutoff=0.6) or get_close_matches(place.name, SAMPLES, cutoff=0.8)
     return f"Did you mean {' or '.join(close)}?" if close else f"No file in {folder} has a similar name."
 
 

@@ -18,7 +18,7 @@ from thebes.model.errors import UserError
 from thebes.trace.source import Source, refuse_huge_lines
 
 # What tools write for "no value"; compared in lower case.
-BLANK_WORDS = ("", "none", "null", "nan", "nat", "n/a", "na", "unknown", "-")
+BLANK_WORDS = ("", "none", "null", "nat", "n/a", "na", "unknown", "-")
 POLARS_FAILURES = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError)
 
 
