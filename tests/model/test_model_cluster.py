@@ -185,6 +185,16 @@ def test_mistakes_in_a_tiresias_csv(content: str, message: str, tmp_path: Path) 
 NODE = "[[node]]\ngpus = 8\n"
 
 
+def test_nodes_that_differ_only_in_cpus_and_memory_are_one_kind_for_a_gang() -> None:
+    cluster = from_toml(NODE + "cpus = 64\n" + NODE + "memory_gib = 512\n" + NODE + 'gpu_type = "A100"\n', "c.toml")
+    assert cluster.node_kind.tolist() == [0, 0, 1]
+
+
+def test_more_kinds_than_a_gang_can_choose_from(tmp_path: Path) -> None:
+    text = "".join(f"[[node]]\ngpus = {gpus}\n" for gpus in range(1, 64))
+    assert "c.toml: more than 62 kinds of node\ndescribe equal nodes by equal" in complaint(text, tmp_path / "c.toml")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -87,6 +87,18 @@ def test_mistakes_name_the_parameter(settings: dict[str, str], message: str) -> 
     assert str(caught.value).startswith(message)
 
 
+@dataclass(frozen=True)
+class Kettle:
+    """Has a parameter of a type that no text can give."""
+
+    lid: complex = parameter(1j, "shape")
+
+
+def test_a_parameter_of_an_odd_type_cannot_be_set() -> None:
+    with pytest.raises(UserError, match=r"kettle: lid cannot be set from text .*\nparameters are float, int, bool"):
+        configure(Kettle, {"lid": "2"}, what="kettle")
+
+
 def test_something_without_parameters_says_so() -> None:
     with pytest.raises(UserError, match="spoon has no parameter 'size'\nspoon has no parameters"):
         configure(Spoon, {"size": "1"}, what="spoon")

@@ -287,6 +287,7 @@ def test_a_policy_must_say_how_it_decides() -> None:
         (lambda: TiresiasL(queue_limits=(7200.0, 3250.0)), "tiresias: queue_limits=7200,3250 do not ascend\nwrite the"),
         (lambda: TiresiasG(queue_limits=(10.0, 10.0)), "tiresias: queue_limits=10,10 do not ascend"),
         (lambda: TiresiasL(order="random"), "tiresias-l: order=random is unknown\norder is start"),
+        (lambda: find(":Mine"), "policy ':Mine' names no file or module\nwrite FILE.py:CLASS or package.module:CLASS"),
         (lambda: TiresiasCompat().decide(None), "tiresias-compat cannot decide on its own\nit runs only in the simul"),
     ],
 )  # fmt: skip

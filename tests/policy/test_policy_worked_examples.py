@@ -74,6 +74,14 @@ def test_the_smallest_job_preempts_a_larger_one(fast: bool) -> None:
     assert story(result, "suspend", "resume") == [(4, 0, "suspend"), (7, 0, "resume")]
 
 
+@BOTH_PATHS
+def test_a_job_can_be_preempted_again_and_again(fast: bool) -> None:
+    """Given a long job on one GPU, each of three short ones displaces it in turn, and it goes on in between."""
+    result = run(trace_of((0, 1, 100), (10, 1, 5), (20, 1, 5), (30, 1, 5)), "1x1", "srtf", fast=fast)
+    assert finishes(result) == [115, 15, 25, 35]
+    assert result.jobs["preemptions"].to_list() == [3, 0, 0, 0]
+
+
 # --- demotion ---------------------------------------------------------------------------------------------------------
 
 

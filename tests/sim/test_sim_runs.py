@@ -138,6 +138,16 @@ def test_a_run_that_gets_stuck_says_so() -> None:
     )
 
 
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "general"])
+def test_a_run_that_never_gets_anywhere_says_so(fast: bool) -> None:
+    """Given turns of 10 s and a checkpoint only every 100 s, two jobs kill each other's work for ever."""
+    costs = Costs(mechanism="kill", checkpoint_every_s=100.0, resume_s=0.0)
+    with pytest.raises(UserError) as caught:
+        simulate(trace_of((0, 1, 500), (0, 1, 500)), "1x1", find("las")(quantum_s=10.0), costs=costs, fast=fast)
+    assert str(caught.value).startswith("no work is kept any more under las (at ")
+    assert str(caught.value).endswith("make cost.checkpoint_every_s shorter, or use cost.mechanism=checkpoint")
+
+
 # --- costs ------------------------------------------------------------------------------------------------------------
 
 
