@@ -139,8 +139,9 @@ def test_a_run_that_gets_stuck_says_so() -> None:
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "general"])
-def test_a_run_that_never_gets_anywhere_says_so(fast: bool) -> None:
+def test_a_run_that_never_gets_anywhere_says_so(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given turns of 10 s and a checkpoint only every 100 s, two jobs kill each other's work for ever."""
+    monkeypatch.setattr(simulation, "STRETCH", 200)  # look more often than every 20,000 instants
     costs = Costs(mechanism="kill", checkpoint_every_s=100.0, resume_s=0.0)
     with pytest.raises(UserError) as caught:
         simulate(trace_of((0, 1, 500), (0, 1, 500)), "1x1", find("las")(quantum_s=10.0), costs=costs, fast=fast)
