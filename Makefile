@@ -50,7 +50,7 @@ bench-quick: $(READY)
 
 # No index address ends up in the lock file.
 lock:
-	uv pip compile pyproject.toml --extra report --group dev --python-version 3.11 --universal \
+	uv pip compile pyproject.toml --extra report --extra live --group dev --python-version 3.11 --universal \
 	  --generate-hashes --no-emit-index-url --no-header --no-annotate -o requirements/dev.txt
 
 clean:

@@ -1,0 +1,157 @@
+"""What the controller asks of an engine, and what an engine tells it. Nothing here decides and nothing here does I/O.
+
+An engine starts whole gangs, passes notices on, suspends, kills and reports. Any call can be repeated: the controller
+repeats after a crash whatever it cannot be sure of. An incarnation is named by (job_id, incarnation); an engine refuses
+one that is older than the newest it has seen of that job, so at most one incarnation of a job lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+PREEMPTED_EXIT_CODE = 85  # "I have saved my state: resume me"
+
+State = Literal["starting", "running", "frozen", "suspended", "exited"]
+Cause = Literal["", "exit", "killed", "timeout", "launch-failed", "lost"]
+Mechanism = Literal["checkpoint", "freeze", "cuda"]
+MECHANISMS: tuple[Mechanism, ...] = ("checkpoint", "freeze", "cuda")
+
+
+class Refused(Exception):  # noqa: N818 - reads as what it says
+    """The engine will not do it: an older incarnation, a mechanism that this job or node cannot use. Says why."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one node contributes to a gang: GPUs by their number on that node."""
+
+    node: str
+    gpus: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One incarnation of a job, with everything needed to start it."""
+
+    job_id: str
+    incarnation: int
+    parts: tuple[Part, ...]  # in rank order
+    command: tuple[str, ...]
+    workdir: str
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # values are secrets: never logged
+    launcher: Literal["plain", "torchrun"] = "plain"
+    ranks_per_node: int | None = None  # plain: None means one rank per GPU
+    checkpoint_dir: str = ""
+    resume_from: str = ""
+    resumes: bool = False
+    grace_s: float = 30.0
+    limit_s: float | None = None  # run time left of its limit
+    log_limit_bytes: int = 64 << 20
+    progress_pattern: str | None = None  # a regular expression with one group: the step number in a log line
+    array_index: int | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The state of one part of an incarnation, as its node knows it. Times are CLOCK_BOOTTIME seconds."""
+
+    job_id: str
+    incarnation: int
+    node: str
+    state: State
+    cause: Cause = ""
+    detail: str = ""
+    codes: Mapping[int, int] = field(default_factory=dict)  # exit code by rank; negative: the signal
+    started_s: float | None = None
+    exited_s: float | None = None
+    run_s: float = 0.0  # running time so far or in all; frozen and suspended time does not count
+    acknowledged: bool = False  # the job has seen the notice
+    checkpoint_step: int | None = None
+    checkpoint_path: str | None = None
+    checkpoint_s: float | None = None
+    step: int | None = None  # progress, from thebes.job.report or from log lines
+    step_s: float | None = None
+    first_step_s: float | None = None  # when this incarnation made its first step: start-up ends there
+    steps_per_s: float | None = None
+    suspend_took_s: float | None = None  # last freeze or cuda suspend
+    resume_took_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU of a node."""
+
+    index: int
+    uuid: str = ""
+    name: str = ""
+    memory_gib: float = 0.0
+    virtual: bool = False
+    healthy: bool = True
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """A node as the engine sees it."""
+
+    name: str
+    gpus: tuple[Gpu, ...]
+    alive: bool = True
+    detail: str = ""  # why it is not
+    pid: int | None = None  # of its agent, where there is one
+    mechanisms: tuple[Mechanism, ...] = ("checkpoint",)
+
+
+@dataclass(frozen=True)
+class NodeChange:
+    """A node went away or came back; its reports follow when it is back."""
+
+    facts: NodeFacts
+
+
+Listener = Callable[[Report | NodeChange], None]
+
+
+class Engine(Protocol):
+    """Async throughout. Calls raise Refused, or OSError/TimeoutError when a node cannot be reached."""
+
+    async def open(self, listener: Listener) -> None:
+        """Connect; from now on the listener hears of every change, from the event loop's own thread."""
+        ...
+
+    async def close(self) -> None:
+        """Let go. Jobs go on."""
+        ...
+
+    async def nodes(self) -> list[NodeFacts]: ...
+
+    async def reports(self) -> list[Report]:
+        """Every incarnation that is not forgotten, alive or ended: what the controller reconciles with."""
+        ...
+
+    async def launch(self, launch: Launch) -> None:
+        """Start all parts or none. Returns when the supervisors have taken over; what happens then is reported."""
+        ...
+
+    async def notice(self, job_id: str, incarnation: int, grace_s: float) -> None:
+        """Ask the job to save and go; it is killed `grace_s` from now."""
+        ...
+
+    async def kill(self, job_id: str, incarnation: int) -> None: ...
+
+    async def suspend(self, job_id: str, incarnation: int, mechanism: Mechanism) -> None:
+        """freeze or cuda. Returns when the job is suspended; Refused when it cannot be: nothing has changed then."""
+        ...
+
+    async def resume(self, job_id: str, incarnation: int, mechanism: Mechanism) -> None:
+        """Refused when it cannot be resumed: the controller then restarts it from its last checkpoint."""
+        ...
+
+    async def forget(self, job_id: str, incarnation: int) -> None:
+        """The controller has the result in its store: the engine need not report it again. Logs stay."""
+        ...
+
+    async def read_log(self, job_id: str, incarnation: int, rank: int, offset: int, limit: int) -> tuple[bytes, int]:
+        """Up to `limit` bytes from `offset` (negative: so many bytes before the end), and the offset after them."""
+        ...
