@@ -37,7 +37,7 @@ class Situation:
         machine = copy_of(self.machine)
         out = np.zeros(self.gpus, dtype=np.int64)
         strategy = Strategy(code, np.array([LIMIT]), seed)
-        placed = place(machine, strategy, 7, attempt, self.kind, self.gpus, skew, out)
+        placed = place(machine, strategy, 7, attempt, self.kind, self.gpus, 0, skew, out)
         recount(machine, self.cluster)
         if not placed:
             np.testing.assert_array_equal(machine.gpus["owner"], self.machine.gpus["owner"])

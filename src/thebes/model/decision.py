@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 from thebes.model.compiled import compiled, entry
 from thebes.model.errors import UserError
 from thebes.model.jobs import HELD, NEVER, WAITING, JobTable, gpus_of
-from thebes.model.machine import Machine
+from thebes.model.machine import BLOCKED, Machine
 
 # The fate of a job in a Decision: it holds GPUs, or the constraint that left it out.
-HOLDS, NO_GPUS, NO_PLACE, BEHIND, NOT_CHOSEN = range(5)
+HOLDS, NO_GPUS, NO_PLACE, BEHIND, NOT_CHOSEN, OVER_QUOTA = range(6)
 REASONS = (
     "holds its GPUs",
     "the GPUs it could use go to jobs before it in the order",
     "enough GPUs are free, but not where the placement rule wants them",
     "an earlier job must start first (strict order)",
     "the policy did not choose it",
+    "its tenant's quota goes to jobs before it in the order",
 )
 
 
@@ -87,8 +88,10 @@ FAULTS = (
     "gives a GPU that does not exist or a list that is not sorted",
     "gives GPUs of a kind that the job did not ask for, or of two kinds",
     "names a job twice or out of order",
+    "gives a GPU of a node that is down or drained",
+    "starts a job beyond its tenant's quota",
 )
-SOUND, TWICE, NOT_WHOLE, NOT_ALIVE, NO_SUCH_GPU, WRONG_KIND, NOT_SORTED = range(7)
+SOUND, TWICE, NOT_WHOLE, NOT_ALIVE, NO_SUCH_GPU, WRONG_KIND, NOT_SORTED, NOT_TO_BE_HAD, BEYOND_QUOTA = range(9)
 
 
 @compiled
@@ -115,6 +118,8 @@ def faults(
             if taken[gpu]:
                 return TWICE, row
             taken[gpu] = True
+            if m.gpus[gpu].owner == BLOCKED:
+                return NOT_TO_BE_HAD, row
             gpu_kind = m.nodes[m.gpus[gpu].node].node_kind
             if not (job.kinds >> gpu_kind) & 1 or (kind >= 0 and kind != gpu_kind):
                 return WRONG_KIND, row
@@ -122,6 +127,12 @@ def faults(
         at += job.gpus
     if at != gpus.size:
         return NOT_WHOLE, -1
+    left = table.quotas.copy()
+    for row in rows:
+        left[table.jobs[row].tenant] -= table.jobs[row].gpus
+    for row in rows:  # a quota that was lowered below what runs stops nobody, but nobody starts beyond it
+        if table.jobs[row].phase == WAITING and left[table.jobs[row].tenant] < 0:
+            return BEYOND_QUOTA, row
     return SOUND, -1
 
 

@@ -31,6 +31,11 @@ JOB = np.dtype(
         ("model_class", np.int64),
         ("best_tier", np.int64),  # the narrowest network it could be placed in, on an idle cluster
         ("min_nodes", np.int64),
+        ("want_nodes", np.int64),  # spread evenly over exactly so many nodes; 0: as the placement likes
+        ("priority", np.int64),  # higher goes first, before the policy's own order
+        ("tenant", np.int64),  # position in the table's quotas
+        ("suspend_s", np.float64),  # what a suspension and a resume are expected to cost: measured when live
+        ("resume_s", np.float64),
         ("first_slot", np.int64),  # its GPUs are slots[first_slot : first_slot + gpus] while it holds any
         ("gang_class", np.int64),  # jobs of one class fit, or do not fit, alike
         # where it is
@@ -74,10 +79,19 @@ JOB = np.dtype(
 
 
 class JobTable(NamedTuple):
-    """Records in order of submission, and the GPUs that each holds."""
+    """Records in order of submission, the GPUs that each holds, and the GPUs that each tenant may hold."""
 
     jobs: Records
     slots: NDArray[np.int64]
+    quotas: NDArray[np.int64]
+
+
+NO_QUOTA = np.int64(2**62)
+
+
+def without_quotas() -> NDArray[np.int64]:
+    """The quotas of a world with one tenant, who may have everything."""
+    return np.array([NO_QUOTA], dtype=np.int64)
 
 
 @inner

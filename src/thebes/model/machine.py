@@ -16,6 +16,7 @@ from thebes.model.cluster import Cluster
 from thebes.model.compiled import Records, compiled, inner, plain
 
 FREE = -1
+BLOCKED = -2  # of a node that is down or drained: nobody's, and not to be had
 # Typed constants: Numba would compile a function anew for each literal that it is called with.
 ZERO: Any = np.int64(0)
 NONE: Any = np.int64(-1)
@@ -34,7 +35,7 @@ GPU = np.dtype(
     [
         ("node", np.int64),
         ("group", np.int64),
-        ("owner", np.int64),  # job row, or FREE
+        ("owner", np.int64),  # job row, or FREE, or BLOCKED
         ("clear_s", np.float64),  # until then the last owner is still writing its state out
     ]
 )

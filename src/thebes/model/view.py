@@ -99,6 +99,26 @@ class JobsView:
         return self._all["preemptions"][self.rows]
 
     @cached_property
+    def priority(self) -> NDArray[np.int64]:
+        """Set by the user, higher first; `fill` heeds it before the policy's own order."""
+        return self._all["priority"][self.rows]
+
+    @cached_property
+    def tenant(self) -> NDArray[np.int64]:
+        """On whose account: a position in `view.quotas`."""
+        return self._all["tenant"][self.rows]
+
+    @cached_property
+    def suspend_s(self) -> NDArray[np.float64]:
+        """What suspending it is expected to cost: from the cost model, or measured on a live cluster."""
+        return self._all["suspend_s"][self.rows]
+
+    @cached_property
+    def resume_s(self) -> NDArray[np.float64]:
+        """What resuming it is expected to cost."""
+        return self._all["resume_s"][self.rows]
+
+    @cached_property
     def skew(self) -> NDArray[np.float64]:
         """Share of the model's largest tensor, 0 where the model is unknown."""
         return self._all["skew"][self.rows]
@@ -138,6 +158,11 @@ class View:
     _gang_classes: int
     finished_gpu_s: NDArray[np.float64]  # service of finished jobs, in order of finish; empty unless declared
     memory: object = None  # what the policy's last Decision asked to remember
+
+    @property
+    def quotas(self) -> NDArray[np.int64]:
+        """GPUs that each tenant may hold at once."""
+        return self._table.quotas
 
     @property
     def free_gpus(self) -> int:

@@ -30,12 +30,25 @@ class Strategy(NamedTuple):
 
 @compiled
 def place(
-    m: Machine, s: Strategy, job: int, attempt: int, kind: int, gpus: int, skew: float, out: NDArray[np.int64]
+    m: Machine,
+    s: Strategy,
+    job: int,
+    attempt: int,
+    kind: int,
+    gpus: int,
+    nodes: int,
+    skew: float,
+    out: NDArray[np.int64],
 ) -> bool:
-    """Try to give `gpus` GPUs of `kind` to `job`; on success `out` is sorted."""
+    """Try to give `gpus` GPUs of `kind` to `job`; on success `out` is sorted.
+
+    `nodes` other than 0 is the user's own wish, which no strategy overrules: so many nodes, evenly.
+    """
     if m.kinds[kind].free < gpus:
         return False
-    if s.code == COUNT:
+    if nodes > 0:
+        placed = _on_so_many_nodes(m, job, kind, gpus, nodes, out)
+    elif s.code == COUNT:
         placed = _first_free(m, job, kind, gpus, out)
     elif s.code == YARN:
         placed = _under_one_switch(m, job, kind, gpus, out)
@@ -64,6 +77,25 @@ def _sort(values: NDArray[np.int64]) -> None:
             values[j + 1] = values[j]
             j -= 1
         values[j + 1] = value
+
+
+@inner
+def _on_so_many_nodes(m: Machine, job: int, kind: int, gpus: int, nodes: int, out: NDArray[np.int64]) -> bool:
+    """An equal part on each of `nodes` nodes, those first that have the least room to spare."""
+    share, size = gpus // nodes, m.kinds[kind].gpus_per_node
+    roomy = 0
+    for level in range(share, size + 1):
+        roomy += m.level_nodes[kind, level]
+    if roomy < nodes:
+        return False
+    at, level = ZERO, share
+    while at < gpus:  # a node that gave its part falls below this level, so none is taken twice
+        node = next_node(m, kind, level, ZERO)
+        if node < 0:
+            level += 1
+        else:
+            at = take(m, job, node, share, out, at)
+    return True
 
 
 @inner

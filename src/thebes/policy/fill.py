@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.compiled import Records, compiled, entry, inner
-from thebes.model.decision import BEHIND, HOLDS, NO_GPUS, NO_PLACE, NOT_CHOSEN, Decision
+from thebes.model.decision import BEHIND, HOLDS, NO_GPUS, NO_PLACE, NOT_CHOSEN, OVER_QUOTA, Decision
 from thebes.model.jobs import HELD, NEVER, JobTable, gpus_of
 from thebes.model.machine import NONE, Machine, all_free, copy_state, occupy, release
 from thebes.model.view import Sketch, View
@@ -32,9 +32,13 @@ def fill(
     """Hand the cluster out to `view.jobs` in this order (positions in its columns; jobs left out do not run).
 
     `preempt=False`: running jobs stay, only free GPUs are handed out. `strict=True`: nobody passes a job that does not
-    fit. The other arguments go into the Decision as they are.
+    fit. The other arguments go into the Decision as they are. Jobs of higher priority go before all others, whatever
+    the order says; a tenant gets no more than its quota.
     """
     alive = view.jobs.rows
+    priority = view.jobs.priority[order]
+    if priority.any():
+        order = np.asarray(order)[np.argsort(-priority, kind="stable")]
     rows = alive[order]
     state = np.full(len(alive), NOT_CHOSEN, dtype=np.int64)
     chosen = np.empty(len(rows), dtype=np.int64)
@@ -72,7 +76,7 @@ def draw_up(
 ) -> None:
     """Hand out a copy of the cluster: sketch and `fate` then tell the wanted state."""
     copy_state(machine, sketch.machine)
-    trial = JobTable(table.jobs, sketch.slots)
+    trial = JobTable(table.jobs, sketch.slots, table.quotas.copy())
     for row in alive:
         if table.jobs[row].phase == HELD:
             gpus_of(trial, row)[:] = gpus_of(table, row)
@@ -140,11 +144,27 @@ def try_to_place(table: JobTable, m: Machine, strategy: Strategy, budget: NDArra
             preferred >= 0
             and (job.kinds >> kind) & 1
             and budget[kind] >= job.gpus
-            and place(m, strategy, row, job.holds, kind, job.gpus, job.skew, out)
+            and place(m, strategy, row, job.holds, kind, job.gpus, job.want_nodes, job.skew, out)
         ):
             budget[kind] -= job.gpus
             return True
     return False
+
+
+@inner
+def within_quota(table: JobTable, row: int) -> bool:
+    """Whether the job's tenant may have its GPUs, beside what it was given so far in this decision."""
+    return table.quotas[table.jobs[row].tenant] >= table.jobs[row].gpus
+
+
+@inner
+def charge_quota(table: JobTable, row: int) -> None:
+    table.quotas[table.jobs[row].tenant] -= table.jobs[row].gpus
+
+
+@inner
+def refund_quota(table: JobTable, row: int) -> None:
+    table.quotas[table.jobs[row].tenant] += table.jobs[row].gpus
 
 
 @inner
@@ -168,7 +188,8 @@ def save_victims(table: JobTable, m: Machine, victims: NDArray[np.int64], unplac
         spare += m.kinds[kind].free
     for i in range(victims.size):
         row = victims[i]
-        if row >= 0 and table.jobs[row].gpus <= spare and keep_if_free(table, m, row):
+        if row >= 0 and table.jobs[row].gpus <= spare and within_quota(table, row) and keep_if_free(table, m, row):
+            charge_quota(table, row)
             spare -= table.jobs[row].gpus
             victims[i] = -1
 
@@ -199,16 +220,22 @@ def hand_out(
     read_free(m, budget)
     blocked = False
     for i in range(rows.size):
+        if table.jobs[rows[i]].phase == HELD:
+            charge_quota(table, rows[i])
+    for i in range(rows.size):
         job = table.jobs[rows[i]]
         if job.phase == HELD:
             fate[i] = HOLDS
         elif blocked:
             fate[i] = BEHIND
+        elif not within_quota(table, rows[i]):
+            fate[i] = OVER_QUOTA
         elif fitting_kind(budget, job.kinds, job.gpus) < 0:
             fate[i] = NO_GPUS
             blocked = strict
         elif not closed[job.gang_class] and try_to_place(table, m, strategy, budget, rows[i]):
             fate[i] = HOLDS
+            charge_quota(table, rows[i])
         else:
             fate[i] = NO_PLACE
             closed[job.gang_class] = True
@@ -224,8 +251,9 @@ def _choose(
     for i in range(rows.size):
         job = table.jobs[rows[i]]
         if job.phase == HELD:
-            if budget[job.node_kind] >= job.gpus and not blocked:
+            if budget[job.node_kind] >= job.gpus and not blocked and within_quota(table, rows[i]):
                 budget[job.node_kind] -= job.gpus
+                charge_quota(table, rows[i])
                 fate[i] = HOLDS
             else:
                 fate[i] = _VICTIM
@@ -234,8 +262,11 @@ def _choose(
         kind = fitting_kind(budget, job.kinds, job.gpus)
         if blocked:
             fate[i] = BEHIND
+        elif not within_quota(table, rows[i]):
+            fate[i] = OVER_QUOTA
         elif kind >= 0:
             budget[kind] -= job.gpus
+            charge_quota(table, rows[i])
             fate[i] = _STARTS
             changes = True
         else:
@@ -276,12 +307,14 @@ def _settle(
         else:
             fate[i] = NO_PLACE
             refused = True
+            refund_quota(table, rows[i])
             if not closed[job.gang_class]:
                 closed[job.gang_class] = True
                 for later in range(i + 1, rows.size):  # the same refusal awaits them
                     if fate[later] == _STARTS and table.jobs[rows[later]].gang_class == job.gang_class:
                         unplaced -= table.jobs[rows[later]].gpus
                         fate[later] = NO_PLACE
+                        refund_quota(table, rows[later])
             save_victims(table, m, scratch[:victims], unplaced)
     read_free(m, budget)
     victim = 0
@@ -289,15 +322,17 @@ def _settle(
         if fate[i] == _VICTIM:
             saved = scratch[victim] < 0
             victim += 1
-            if not saved and refused and keep_if_free(table, m, rows[i]):
+            if not saved and refused and within_quota(table, rows[i]) and keep_if_free(table, m, rows[i]):
+                charge_quota(table, rows[i])
                 budget[table.jobs[rows[i]].node_kind] -= table.jobs[rows[i]].gpus
                 saved = True
-            fate[i] = HOLDS if saved else NO_GPUS
-        elif fate[i] == NO_GPUS and refused:
+            fate[i] = HOLDS if saved else (NO_GPUS if within_quota(table, rows[i]) else OVER_QUOTA)
+        elif (fate[i] == NO_GPUS or fate[i] == OVER_QUOTA) and refused and within_quota(table, rows[i]):
             job = table.jobs[rows[i]]
             if fitting_kind(budget, job.kinds, job.gpus) >= 0:
                 if not closed[job.gang_class] and try_to_place(table, m, strategy, budget, rows[i]):
                     fate[i] = HOLDS
+                    charge_quota(table, rows[i])
                 else:
                     closed[job.gang_class] = True
                     fate[i] = NO_PLACE

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thebes.model.compiled import Records, plain
 from thebes.model.errors import UserError, nearest
@@ -59,6 +60,12 @@ class Costs:
         costs.migrate_s, costs.migrate_s_per_gib = self.migrate_s, self.migrate_s_per_gib
         costs.checkpoint_every_s = self.checkpoint_every_s
         return plain(costs)
+
+    def suspend_and_resume_s(self, state_gib: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What a policy is told to expect, per job."""
+        costs = self.record()[0]
+        suspend_s = costs["suspend_s"] + costs["suspend_s_per_gib"] * state_gib
+        return suspend_s * costs["saves"], costs["resume_s"] + costs["resume_s_per_gib"] * state_gib
 
 
 FREE_OF_COST = Costs(mechanism="free")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from thebes.model.cluster import Cluster
 from thebes.model.compiled import Records, plain
 from thebes.model.errors import UserError
-from thebes.model.jobs import JOB, NEVER, JobTable
+from thebes.model.jobs import JOB, NEVER, JobTable, without_quotas
 from thebes.model.machine import machine_of
 from thebes.model.trace import Trace
 from thebes.perf import SpeedModel
@@ -152,6 +152,7 @@ def build_world(
     jobs["work_s"] = jobs["left_s"] = work.jobs["duration"].to_numpy()
     _fill_in_models(jobs, work.models)
     _fill_in_shape(jobs, cluster)
+    jobs["suspend_s"], jobs["resume_s"] = costs.suspend_and_resume_s(jobs["state_gib"])
     jobs.gang_class = _gang_classes(jobs, placement)
     jobs.first_slot = np.concatenate(([0], np.cumsum(work.gpus)[:-1]))
     jobs.speed = 1.0
@@ -161,7 +162,7 @@ def build_world(
     clock = np.recarray(1, dtype=CLOCK)
     clock[:] = np.zeros(1, dtype=CLOCK)
     return World(
-        table=JobTable(plain(jobs), np.zeros(int(work.gpus.sum()), dtype=np.int64)),
+        table=JobTable(plain(jobs), np.zeros(int(work.gpus.sum()), dtype=np.int64), without_quotas()),
         machine=machine_of(cluster),
         strategy=placement.strategy(seed),
         costs=costs.record(),
