@@ -6,14 +6,12 @@ THEBES_TOKEN or the file THEBES_TOKEN_FILE; with a folder it lies in that folder
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from thebes.model.errors import UserError
-
-DEFAULT_DIR = "~/.thebes"
+from thebes.node.instance import Instance
 
 
 @dataclass(frozen=True)
@@ -26,10 +24,10 @@ class Target:
 
     def check_alive(self) -> None:
         """Raise when nobody is there who could start the controller again, so that waiting makes no sense."""
-        if self.dir is not None and not (
-            _held(self.dir / "run/keeper.lock") or _held(self.dir / "run/controller.lock")
-        ):
-            raise not_running(self.dir)
+        if self.dir is not None:
+            found = Instance(self.dir)
+            if found.holder_pid("keeper") is None and found.holder_pid("controller") is None:
+                raise not_running(self.dir)
 
 
 def find_target(
@@ -40,15 +38,16 @@ def find_target(
         url = os.environ.get("THEBES_URL") or None
     if url is not None:
         return Target(_checked_url(url), token or _token_of_environment(url))
-    base = Path(folder or os.environ.get("THEBES_DIR") or DEFAULT_DIR).expanduser().absolute()
-    found = _endpoint(base)
-    given = token or os.environ.get("THEBES_TOKEN")
-    return Target(found, given or _read_token(base / "token"), base)
+    found = Instance.at(os.fspath(folder) if folder is not None else None)
+    endpoint = found.read_endpoint()
+    if endpoint is None:
+        raise not_running(found.dir)
+    return Target(endpoint["url"], token or os.environ.get("THEBES_TOKEN") or found.read_token(), found.dir)
 
 
 def not_running(base: Path) -> UserError:
     """The one message for "there is nobody to talk to"."""
-    option = "" if base == Path(DEFAULT_DIR).expanduser() else f" --dir {base}"
+    option = "" if base == Instance.at("~/.thebes").dir else f" --dir {base}"
     return UserError(f"no Thebes cluster is running in {base}", hint=f"start one: thebes up{option}")
 
 
@@ -66,32 +65,8 @@ def _token_of_environment(url: str) -> str:
     raise UserError(f"no token for {url}", hint="set THEBES_TOKEN or THEBES_TOKEN_FILE")
 
 
-def _endpoint(base: Path) -> str:
-    path = base / "run/endpoint.json"
-    try:
-        return str(json.loads(path.read_bytes())["url"])
-    except (FileNotFoundError, NotADirectoryError):
-        raise not_running(base) from None
-    except PermissionError:
-        raise UserError(f"{base} belongs to somebody else", hint="ask for an address and a token") from None
-    except (ValueError, KeyError, TypeError):
-        raise UserError(
-            f"{path} is damaged", hint=f"restart the cluster: thebes down && thebes up --dir {base}"
-        ) from None
-
-
 def _read_token(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError as error:
         raise UserError(f"cannot read the token in {path}: {error.strerror}", hint="or set THEBES_TOKEN") from None
-
-
-def _held(lock: Path) -> bool:
-    """Whether a living process holds this lock. Asked of /proc/locks: trying the lock could be in its owner's way."""
-    try:
-        inode = lock.stat().st_ino
-        table = Path("/proc/locks").read_text()
-    except OSError:
-        return False
-    return any(line.split()[-3].rsplit(":", 1)[-1] == str(inode) for line in table.splitlines() if "FLOCK" in line)

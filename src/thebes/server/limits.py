@@ -1,0 +1,76 @@
+"""How much one token may ask of the server: requests per second, open streams, bytes of a body.
+
+Pure state machines without a clock of their own: the caller says what time it is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from thebes.server.errors import TooMany
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Defaults are far above what people do, and far below what would hurt the controller."""
+
+    admin_requests_per_s: float = 2000.0
+    user_requests_per_s: float = 1000.0
+    stranger_requests_per_s: float = 50.0  # failed logins, by address
+    body_bytes: int = 1 << 20
+    snapshot_bytes: int = 256 << 20
+    unpacked_bytes: int = 2 << 30
+    streams_per_token: int = 64
+    long_polls_per_token: int = 2048
+    uploads_per_token: int = 4
+
+
+class Rate:
+    """A token bucket per key: `per_s` sustained, one second's worth at once."""
+
+    MAX_KEYS = 10_000
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, tuple[float, float]] = {}  # key -> (tokens left, as of)
+
+    def take(self, key: str, per_s: float, now_s: float) -> None:
+        """Count one request; TooMany when there were too many lately."""
+        left, as_of_s = self._buckets.get(key, (per_s, now_s))
+        left = min(per_s, left + (now_s - as_of_s) * per_s)
+        if left < 1.0:
+            raise TooMany(
+                f"more than {per_s:g} requests per second",
+                hint="slow down, or submit many like jobs as one array",
+                retry_after_s=(1.0 - left) / per_s,
+            )
+        if len(self._buckets) >= self.MAX_KEYS and key not in self._buckets:
+            self._forget(now_s)
+        self._buckets[key] = (left - 1.0, now_s)
+
+    def _forget(self, now_s: float) -> None:
+        """A bucket that has not been touched for a second is full again: as good as none."""
+        self._buckets = {key: entry for key, entry in self._buckets.items() if now_s - entry[1] < 1.0}
+
+
+class Places:
+    """How many long-lived requests a key has open."""
+
+    def __init__(self) -> None:
+        self._open: defaultdict[tuple[str, str], int] = defaultdict(int)
+
+    @contextmanager
+    def one(self, key: str, kind: str, limit: int) -> Iterator[None]:
+        """Take a place for as long as the block runs."""
+        where = (key, kind)
+        if self._open[where] >= limit:
+            raise TooMany(f"more than {limit} open {kind}", hint="close some first", retry_after_s=1.0)
+        self._open[where] += 1
+        try:
+            yield
+        finally:
+            self._open[where] -= 1
+            if not self._open[where]:
+                del self._open[where]
