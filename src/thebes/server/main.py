@@ -1,0 +1,269 @@
+"""The controller process: `python -m thebes.server.main DIR`, started and started again by the keeper.
+
+Takes its lock, opens store, engine and controller, and serves the HTTP API until SIGTERM; jobs go on without it. Exit
+codes: 0 stopped, 2 something that a person must put right, 3 the port is taken, 4 another controller runs. In each case
+one line on stderr says what is the matter; the keeper logs it and `thebes up` prints it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import getpass
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal
+
+import uvicorn
+
+from thebes.model.errors import UserError
+from thebes.node.instance import Instance, JsonLines, LockHeld, write_text
+from thebes.server.config import Config, check_listening, load, resolve
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from thebes.server.controller import Controller
+    from thebes.server.store import Store
+
+EXIT_STOPPED = 0
+EXIT_MISTAKE = 2
+EXIT_PORT_TAKEN = 3
+EXIT_HELD = 4
+FIRST_TENANT = "default"
+LAST_ANSWERS_S = 3  # for requests under way when we are told to stop
+
+logger = logging.getLogger("thebes.server")
+
+
+class PortTaken(UserError):  # noqa: N818 - reads as what it says
+    """Somebody else listens on the configured port."""
+
+
+def listen(config: Config, last_url: str | None) -> socket.socket:
+    """A listening socket. Without a configured port the last one is tried first: clients then find us again."""
+    address = resolve(config.host)[0]
+    if config.port == 0:
+        last_port = int(last_url.rpartition(":")[2]) if last_url and last_url.rpartition(":")[2].isdigit() else 0
+        if last_port:
+            with suppress(UserError):
+                return _bound(address, last_port)
+    return _bound(address, config.port)
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        # From here on clients are let in by the kernel and wait, rather than being turned away while we open the store.
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(
+                f"port {port} on {address} is taken by another program",
+                hint="choose another with --port, or leave --port out: any free one is then taken",
+            ) from None
+        if error.errno == errno.EACCES:
+            raise UserError(f"port {port} is reserved for root", hint="choose one from 1024 with --port") from None
+        raise UserError(
+            f"cannot listen on {address} port {port}: {error.strerror}", hint="choose another --host or --port"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def url_of(config: Config, listener: socket.socket) -> str:
+    """The address that clients on this machine should use."""
+    address, port = listener.getsockname()[:2]
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    host = f"[{local}]" if ":" in local else local
+    return f"{'https' if config.tls_cert else 'http'}://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its signal handlers (the process is ours) and without its ten wake-ups a second."""
+
+    def __init__(self, config: uvicorn.Config, stop: asyncio.Event, started: Any) -> None:
+        super().__init__(config)
+        self._stop = stop
+        self._tell_started = started
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        await self.on_tick(0)
+        self._tell_started()
+
+    async def main_loop(self) -> None:
+        await self._stop.wait()
+
+
+async def serve(instance: Instance, config: Config, listener: socket.socket) -> None:
+    """Everything that lives as long as the controller, opened in order and closed in reverse."""
+    from thebes.engine.local import LocalEngine
+    from thebes.server.api import create_app
+    from thebes.server.controller import Controller
+    from thebes.server.store import Store
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    store = Store.open(instance.store)
+    try:
+        keep_admin_token(instance, store)
+        controller = Controller(store, LocalEngine(instance.dir, config.node_names), config, instance)
+        await controller.open()
+        try:
+            app = create_app(controller, store, config)
+            app.include_router(shutdown_route(controller))
+            url = url_of(config, listener)
+
+            def tell_started() -> None:
+                more = {"tls_cert": config.tls_cert} if config.tls_cert else {}
+                with suppress(UserError):  # a full disk: the last endpoint has the same port, most likely
+                    instance.write_endpoint(url, **more)
+                logger.info("serving", extra={"fields": {"url": url}})
+
+            await _Server(_uvicorn_config(app, config), stop, tell_started).serve([listener])
+        finally:
+            await controller.close()
+    finally:
+        store.close()
+
+
+def _uvicorn_config(app: Any, config: Config) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        lifespan="auto",
+        ws="none",
+        timeout_graceful_shutdown=LAST_ANSWERS_S,
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
+    )
+
+
+def shutdown_route(controller: Controller) -> APIRouter:
+    """POST /v1/shutdown: what becomes of running jobs when `thebes down` stops the cluster."""
+    from fastapi import APIRouter
+    from pydantic import BaseModel, ConfigDict
+
+    class Shutdown(BaseModel):
+        """checkpoint: running jobs save and are queued again; keep: they run on; kill: they are ended at once."""
+
+        model_config = ConfigDict(extra="forbid")
+        mode: Literal["checkpoint", "keep", "kill"]
+
+    router = APIRouter()
+
+    @router.post("/v1/shutdown")
+    async def shutdown(body: Shutdown) -> Any:
+        return await controller.shutdown(body.mode)
+
+    return router
+
+
+def keep_admin_token(instance: Instance, store: Store) -> None:
+    """Make sure that the token in the instance's folder is good: the first start, or a store that was replaced."""
+    from thebes.server import store as queries
+
+    if instance.token.exists():
+        with store.read() as connection:
+            if queries.find_token(connection, instance.read_token()) is not None:
+                return
+    text, _ = store.change_blocking(
+        lambda connection: queries.create_token(connection, user_name(), "admin", FIRST_TENANT, None)
+    )
+    write_text(instance.token, text + "\n", mode=0o600)
+
+
+def user_name() -> str:
+    """The name of whoever runs this, also where the user database does not know it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid{os.getuid()}"
+
+
+class _JsonHandler(logging.Handler):
+    """Log records as lines of `controller.jsonl`; `extra={"fields": {...}}` adds fields."""
+
+    def __init__(self, lines: JsonLines) -> None:
+        super().__init__(logging.INFO)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            fields: dict[str, Any] = {"level": record.levelname.lower(), "logger": record.name}
+            fields.update(getattr(record, "fields", {}))
+            if record.exc_info:
+                fields["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+            self._lines.write(record.getMessage(), **fields)
+        except Exception:
+            self.handleError(record)
+
+
+def _set_up_logging(instance: Instance) -> None:
+    logging.raiseExceptions = False
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    root.addHandler(_JsonHandler(JsonLines(instance.log / "controller.jsonl", limit_bytes=32 << 20)))
+    for noisy in ("uvicorn.error", "httpx", "numba", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _allow_many_connections() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def run(instance: Instance) -> int:
+    """Serve until told to stop; the exit code."""
+    try:
+        with instance.hold_lock("controller"):
+            _set_up_logging(instance)
+            logger.info("starting", extra={"fields": {"pid": os.getpid()}})
+            config = load(instance.config)
+            check_listening(config)
+            endpoint = instance.read_endpoint()
+            listener = listen(config, endpoint["url"] if endpoint else None)
+            _allow_many_connections()
+            asyncio.run(serve(instance, config, listener))
+            logger.info("stopped")
+            return EXIT_STOPPED
+    except UserError as error:
+        kinds = {LockHeld: EXIT_HELD, PortTaken: EXIT_PORT_TAKEN}
+        logger.error(error.message, extra={"fields": {"hint": error.hint}})
+        print(f"error: {error.message}" + (f"\n  → {error.hint}" if error.hint else ""), file=sys.stderr)
+        return kinds.get(type(error), EXIT_MISTAKE)
+    except Exception:
+        logger.exception("crashed")
+        raise
+
+
+def main(argv: Sequence[str]) -> int:
+    if len(argv) != 1:
+        print("usage: python -m thebes.server.main DIR", file=sys.stderr)
+        return EXIT_MISTAKE
+    return run(Instance.at(argv[0]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
