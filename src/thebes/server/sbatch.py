@@ -1,0 +1,266 @@
+"""A script as sbatch would take it: its `#SBATCH` lines become a Draft, and its text, as it is now, the command.
+
+What Slurm's options mean is kept: GPUs per node or per task are multiplied, a bare time is minutes, the last of two
+equal options counts. Options that mean nothing here are named in one note. A script runs once, not once per GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from thebes.model.errors import UserError
+from thebes.server.jobfile import MINUTE_S, Draft, Given, parse_duration_s, read_text, text_of
+
+SCRIPT_LIMIT_BYTES = 120 << 10  # Linux takes no single argument above 128 KiB
+
+SHORT = {
+    "N": "nodes", "n": "ntasks", "t": "time", "J": "job-name", "a": "array", "d": "dependency", "D": "chdir",
+    "A": "account", "G": "gpus", "o": "output", "e": "error", "p": "partition", "c": "cpus-per-task",
+    "C": "constraint", "q": "qos",
+    "w": "nodelist", "x": "exclude", "L": "licenses", "M": "clusters", "b": "begin", "k": "no-kill", "H": "hold",
+    "Q": "quiet", "s": "oversubscribe", "W": "wait", "v": "verbose", "i": "input", "m": "distribution",
+    "O": "overcommit",
+}  # fmt: skip
+FLAGS = {
+    "requeue",
+    "no-requeue",
+    "exclusive",
+    "hold",
+    "quiet",
+    "wait",
+    "verbose",
+    "no-kill",
+    "oversubscribe",
+    "overcommit",
+}
+UNDERSTOOD = {
+    "gres", "gpus", "gpus-per-node", "gpus-per-task", "nodes", "ntasks", "ntasks-per-node", "time", "job-name", "array",
+    "dependency", "chdir", "export", "account", "signal", "requeue",
+}  # fmt: skip
+
+# What a script may read under Slurm's names, in terms of what each rank gets from Thebes.
+SLURM_VARIABLES = {
+    "SLURM_JOB_ID": "$THEBES_JOB_ID",
+    "SLURM_JOBID": "$THEBES_JOB_ID",
+    "SLURM_ARRAY_TASK_ID": "$THEBES_ARRAY_INDEX",
+    "SLURM_ARRAY_JOB_ID": "${THEBES_JOB_ID%%_*}",
+    "SLURM_NNODES": "$THEBES_NODES",
+    "SLURM_JOB_NUM_NODES": "$THEBES_NODES",
+    "SLURM_NODEID": "$NODE_RANK",
+    "SLURM_GPUS_ON_NODE": "$THEBES_GPUS_PER_NODE",
+    "SLURM_RESTART_COUNT": "$((THEBES_INCARNATION - 1))",
+    "SLURM_SUBMIT_DIR": "",  # the folder of submission, filled in
+    "SLURM_JOB_NAME": "",  # the name, filled in
+}
+
+
+@dataclass(frozen=True)
+class Directive:
+    option: str  # long name, without dashes
+    value: str
+    place: str
+
+
+def read_script(path: Path, arguments: Iterable[str] = (), *, cwd: Path | None = None) -> Draft:
+    """A script as sbatch would take it: its #SBATCH lines, and a command that runs the text as it is now, once."""
+    return parse_script(read_text(path), str(path), tuple(arguments), cwd=cwd or Path.cwd())
+
+
+def parse_script(text: str, name: str, arguments: tuple[str, ...] = (), *, cwd: Path) -> Draft:
+    draft = Draft()
+    _apply(draft, list(directives(text, name)), name)
+    draft.given.setdefault("name", Given(_as_name(Path(name).name), name))
+    draft.given.setdefault("nodes", Given("1", name))
+    draft.put("ranks_per_node", "1", name)
+    nodes = int(text_of(draft.given["nodes"]))
+    if nodes > 1:
+        draft.notes.append(f"{name} will run once on each of its {nodes} nodes (sbatch runs it on the first only).")
+    if re.search(r"^\s*(srun|mpirun)\b", text, re.MULTILINE):
+        draft.notes.append(
+            f"{name} calls srun or mpirun, which know nothing of Thebes; for ranks, `thebes submit -- python …` "
+            "starts one process per GPU, and `torchrun` works inside a script."
+        )
+    draft.put("command", _script_command(draft, text, name, arguments, cwd), name)
+    return draft
+
+
+def directives(text: str, name: str) -> Iterable[Directive]:
+    """The #SBATCH options up to the first line that is neither empty nor a comment, as sbatch reads them."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if stripped and not stripped.startswith("#"):
+            return
+        if not re.match(r"#SBATCH\s", line):
+            continue
+        place = f"{name}, line {number}"
+        try:
+            words = shlex.split(line[len("#SBATCH") :], comments=True)
+        except ValueError as error:
+            raise UserError(f"{place}: {str(error).lower()} in an #SBATCH line.", hint="Close the quotes.") from None
+        yield from _options(words, place)
+
+
+def _options(words: list[str], place: str) -> Iterable[Directive]:
+    row = 0
+    while row < len(words):
+        word, row = words[row], row + 1
+        if word.startswith("--"):
+            option, equals, value = word[2:].partition("=")
+        elif word.startswith("-") and len(word) > 1:
+            option = SHORT.get(word[1], word[1])
+            equals, value = ("=", word[2:].removeprefix("=")) if len(word) > 2 else ("", "")
+        else:
+            raise UserError(f"{place}: '{word}' is not an option.", hint="As in #SBATCH --gres=gpu:2 --time=1:00:00")
+        if not equals and option not in FLAGS and row < len(words) and not words[row].startswith("-"):
+            value, row = words[row], row + 1
+        shown = f"-{option}" if len(option) == 1 else f"--{option}"
+        if option in UNDERSTOOD and option not in FLAGS and not value:
+            raise UserError(f"{place}: {shown} has no value.", hint=f"As in #SBATCH {shown}=VALUE")
+        yield Directive(option, value, f"{place}: {shown}")
+
+
+def _apply(draft: Draft, found: list[Directive], name: str) -> None:
+    by_option = {item.option: item for item in found}  # the last one counts, as with sbatch
+    ignored: list[str] = []
+    for item in by_option.values():
+        if item.option not in UNDERSTOOD:
+            ignored.append(item.place.rpartition(": ")[2])
+        elif item.option == "time":
+            if item.value.lower() not in ("0", "unlimited", "infinite"):
+                draft.put(
+                    "time", str(parse_duration_s(item.value, bare_s=MINUTE_S, place=item.place)) + "s", item.place
+                )
+        elif item.option == "job-name":
+            draft.put("name", _as_name(item.value), item.place)
+        elif item.option == "array":
+            indices, percent, _limit = item.value.partition("%")
+            if percent:
+                ignored.append(f"%{_limit} of --array")
+            draft.put("array", indices, item.place)
+        elif item.option == "dependency":
+            draft.put("after", ",".join(_afterok(item)), item.place)
+        elif item.option == "chdir":
+            draft.put("workdir", item.value, item.place)
+        elif item.option == "export":
+            draft.put("export", item.value, item.place)
+        elif item.option == "account":
+            draft.put("tenant", item.value, item.place)
+        elif item.option == "signal":
+            draft.put("grace", _signal_lead(item), item.place)
+    _apply_sizes(draft, by_option)
+    if ignored:
+        plural = "options are" if len(ignored) > 1 else "option is"
+        hint = " Output is shown by `thebes logs`." if {"--output", "--error"} & set(ignored) else ""
+        draft.notes.append(f"{name}: {len(ignored)} #SBATCH {plural} not used here: {', '.join(ignored)}.{hint}")
+
+
+def _apply_sizes(draft: Draft, by_option: dict[str, Directive]) -> None:
+    nodes = 1
+    if (item := by_option.get("nodes")) is not None:
+        nodes = _count(item.value.partition("-")[0], item.place)
+        draft.put("nodes", str(nodes), item.place)
+    tasks = nodes
+    if (item := by_option.get("ntasks-per-node")) is not None:
+        tasks = nodes * _count(item.value, item.place)
+    if (item := by_option.get("ntasks")) is not None:
+        tasks = _count(item.value, item.place)
+    for option, times in (("gpus", 1), ("gpus-per-node", nodes), ("gres", nodes), ("gpus-per-task", tasks)):
+        if (item := by_option.get(option)) is None:
+            continue
+        kind, count = _gpus(item)
+        if count is None:  # a gres that is not a GPU
+            continue
+        draft.put("gpus", str(count * times), item.place)
+        if kind:
+            draft.put("gpu_type", kind, item.place)
+        return
+
+
+def _gpus(item: Directive) -> tuple[str, int | None]:
+    """(type, count) of [gpu:][type:]count."""
+    for entry in item.value.split(","):
+        words = entry.partition("(")[0].split(":")
+        if item.option == "gres":
+            if words[0].removeprefix("gres/") != "gpu":
+                continue
+            words = words[1:]
+        if not words:
+            return "", 1
+        if re.fullmatch(r"\d+", words[-1]):
+            return ":".join(words[:-1]), _count(words[-1], item.place)
+        if item.option == "gres" and len(words) == 1:
+            return words[0], 1
+        raise UserError(f"{item.place}: '{item.value}' is not a number of GPUs.", hint="As in 4, or a100:4.")
+    return "", None
+
+
+def _count(text: str, place: str) -> int:
+    if not re.fullmatch(r"\d{1,6}", text) or int(text) < 1:
+        raise UserError(f"{place}: '{text}' is not a number of at least 1.")
+    return int(text)
+
+
+def _afterok(item: Directive) -> list[str]:
+    ids: list[str] = []
+    for clause in re.split(r"[,?]", item.value):
+        kind, _, rest = clause.partition(":")
+        if kind != "afterok" or "?" in item.value:
+            raise UserError(
+                f"{item.place}: '{item.value}' is not supported.", hint="Only afterok:JOB[:JOB…] is understood."
+            )
+        ids += rest.split(":")
+    return ids
+
+
+def _signal_lead(item: Directive) -> str:
+    _, at, lead = item.value.partition("@")
+    return str(_count(lead, item.place)) if at else "60"  # Slurm's default lead
+
+
+def _as_name(text: str) -> str:
+    """Slurm takes any job name; ours has letters, digits, '_', '.', '-'."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", text).lstrip("_.-")[:64] or "script"
+
+
+def _script_command(draft: Draft, text: str, name: str, arguments: tuple[str, ...], cwd: Path) -> list[str]:
+    """Run the text that was submitted, not the file as it will be later. `$0` is the script's name, as given."""
+    first = text.partition("\n")[0]
+    interpreter = shlex.split(first[2:]) if first.startswith("#!") else ["/bin/bash"]
+    program = Path(interpreter[-1 if len(interpreter) > 1 and interpreter[0].endswith("/env") else 0]).name
+    if program not in ("bash", "sh", "dash", "zsh", "ksh") or len(text.encode()) > SCRIPT_LIMIT_BYTES:
+        return [*interpreter, str(Path(cwd, name)), *arguments]
+    prologue = _slurm_prologue(draft, text, name, cwd)
+    rest = text.partition("\n")[2] if first.startswith("#!") else text
+    # In the place of the #! line, so that the line numbers of error messages stay true.
+    separator = "\n" if first.startswith("#!") else "; " if prologue else ""
+    return [
+        *interpreter,
+        "-c",
+        f"{prologue or ('#' if first.startswith('#!') else '')}{separator}{rest}",
+        name,
+        *arguments,
+    ]
+
+
+def _slurm_prologue(draft: Draft, text: str, name: str, cwd: Path) -> str:
+    """Assignments of those SLURM_ variables that the script mentions. They are not exported, but for the array index:
+    libraries that see SLURM_ variables believe that srun has started them."""
+    mentioned = set(re.findall(r"\bSLURM_[A-Z_]+\b", text))
+    words = []
+    for variable in sorted(mentioned & SLURM_VARIABLES.keys()):
+        value = SLURM_VARIABLES[variable]
+        if variable == "SLURM_SUBMIT_DIR":
+            value = shlex.quote(str(cwd))
+        elif variable == "SLURM_JOB_NAME":
+            value = shlex.quote(text_of(draft.given["name"]))
+        words.append(f"{variable}={value}")
+    if "array" in draft.given:
+        words = [word for word in words if not word.startswith("SLURM_ARRAY_TASK_ID=")]
+        words.append("export SLURM_ARRAY_TASK_ID=$THEBES_ARRAY_INDEX")
+    if unknown := sorted(mentioned - SLURM_VARIABLES.keys()):
+        draft.notes.append(f"{name} mentions {', '.join(unknown)}: not set here.")
+    return "; ".join(words)
