@@ -1,0 +1,632 @@
+"""What the live scheduler knows, in the very arrays that policies see in the simulator, and how it changes.
+
+The ledger changes only through `apply(entry)`, with entries that can be written down: so the journal of entries is the
+ledger, a restarted controller gets its own back, and any decision can be made again from the journal (`replay`).
+It does no I/O and has no clock; entries carry their time. The rules are those of `thebes.sim.world`, except that when a
+job begins to run, and when it ends, is told by entries instead of being computed ahead.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import pickle
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from thebes.model.cluster import Cluster, NodeKind, build
+from thebes.model.compiled import plain
+from thebes.model.decision import FAULTS, REASONS, Decision, diff, faults
+from thebes.model.errors import UserError
+from thebes.model.jobs import FINISHED, HELD, JOB, NEVER, NO_QUOTA, WAITING, JobTable
+from thebes.model.machine import BLOCKED, copy_of, machine_of, occupy, release, set_free
+from thebes.model.view import DISTRIBUTION, JobsView, Sketch, View
+from thebes.perf.models import BALANCED, UNKNOWN_STATE_GIB, catalogue
+from thebes.placement import Placement
+from thebes.placement.strategies import SKEW
+from thebes.policy.base import Policy
+from thebes.policy.priority import PriorityPolicy, ticks_until
+
+Entry = Mapping[str, Any]
+
+ROOM = 256  # rows to begin with; doubles
+SERVICES_KEPT = 50_000
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """A node of the live cluster, as the ledger needs it."""
+
+    name: str
+    gpus: int
+    gpu_type: str = ""
+    memory_gib: float | None = None
+
+
+def cluster_of(nodes: Sequence[NodeSpec]) -> Cluster:
+    """The cluster that policies see: the nodes in this order, in one rack."""
+    groups = [(NodeKind(n.gpus, gpu_type=n.gpu_type, gpu_memory_gib=n.memory_gib), 1, [0]) for n in nodes]
+    built = build("live", groups)
+    return Cluster(
+        built.name, built.kinds, built.node_kind, built.node_rack, tuple(n.name for n in nodes), dict(built.links)
+    )
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A decision in words that outlive row numbers: job ids and GPU numbers of the cluster."""
+
+    now_s: float
+    digest: str  # of the View it was made from
+    suspend: tuple[str, ...]
+    start: tuple[tuple[str, tuple[int, ...]], ...]
+    migrate: tuple[tuple[str, tuple[int, ...]], ...]
+    promote: tuple[str, ...]
+    queues: tuple[int, ...] | None
+    fates: tuple[int, ...]
+    wake_s: float
+    memory: object
+
+    def entry(self) -> dict[str, Any]:
+        """As an entry to apply and to keep."""
+        return {
+            "op": "decide",
+            "t": self.now_s,
+            "digest": self.digest,
+            "suspend": list(self.suspend),
+            "start": [[job, list(gpus)] for job, gpus in self.start],
+            "migrate": [[job, list(gpus)] for job, gpus in self.migrate],
+            "promote": list(self.promote),
+            "queues": None if self.queues is None else _packed_small(self.queues),
+            "fates": _packed_small(self.fates),
+            "wake_s": None if self.wake_s == NEVER else self.wake_s,
+            "memory": _packed_object(self.memory),
+        }
+
+    @property
+    def changes(self) -> bool:
+        return bool(self.suspend or self.start or self.migrate or self.promote)
+
+
+class Ledger:
+    """Rows are jobs in order of arrival; a row is given up when its job has ended and the table is packed."""
+
+    def __init__(self, nodes: Sequence[NodeSpec], policy: Policy, placement: Placement, *, seed: int = 0) -> None:
+        self.nodes = tuple(nodes)
+        self.cluster = cluster_of(nodes)
+        self.policy = policy
+        self.placement = placement
+        self.node_index = {node.name: i for i, node in enumerate(nodes)}
+        self.strategy = placement.strategy(seed)
+        self.quantum_s = policy.rule().quantum_s if isinstance(policy, PriorityPolicy) else 0.0
+        self.machine = machine_of(self.cluster)
+        self.tenants: list[str] = []
+        self.blocked: frozenset[str] = frozenset()
+        self.services: list[float] = []
+        self.memory: object = None
+        self.wake_s = NEVER
+        self.now_s = 0.0
+        self.ids: list[str] = []  # per row; empty: the job has left
+        self.row_of: dict[str, int] = {}  # rows ascend: they are given in order, and packing keeps it
+        self.parked: set[str] = set()  # known, but not to be scheduled: held by the user, or on a node that is blocked
+        self.held_by_user: set[str] = set()
+        self.gang_classes: dict[tuple[int, int, int, float], int] = {}
+        self.slots_used = 0
+        self.table = JobTable(_records(ROOM), np.zeros(4 * ROOM, dtype=np.int64), np.array([NO_QUOTA], dtype=np.int64))
+        self._redraw()
+
+    # -- what is asked of it ----------------------------------------------------------------------------------------
+
+    def gpus_of(self, job_id: str) -> tuple[int, ...]:
+        """The GPUs that the job holds, or none."""
+        row = self.row_of[job_id]
+        job = self.table.jobs[row]
+        if job["phase"] != HELD:
+            return ()
+        return tuple(self.table.slots[job["first_slot"] : job["first_slot"] + job["gpus"]].tolist())
+
+    def holds(self, job_id: str) -> bool:
+        row = self.row_of.get(job_id)
+        return row is not None and self.table.jobs["phase"][row] == HELD
+
+    def knows(self, job_id: str) -> bool:
+        return job_id in self.row_of
+
+    def local(self, gpu: int) -> tuple[str, int]:
+        """Node and number on that node of a GPU."""
+        node = int(self.cluster.gpu_node[gpu])
+        return self.nodes[node].name, gpu - int(self.cluster.node_first_gpu[node])
+
+    def parts(self, gpus: Iterable[int]) -> list[tuple[str, tuple[int, ...]]]:
+        """A gang's GPUs by node, in the order of the cluster."""
+        found: dict[str, list[int]] = {}
+        for gpu in gpus:
+            node, number = self.local(gpu)
+            found.setdefault(node, []).append(number)
+        return [(node, tuple(numbers)) for node, numbers in found.items()]
+
+    def gpu_number(self, node: str, index: int) -> int:
+        return int(self.cluster.node_first_gpu[self.node_index[node]]) + index
+
+    def kinds_for(self, gpu_type: str | None) -> int:
+        """Node kinds, as bits, whose GPUs suit; an unknown type on the node's side suits everybody."""
+        if not gpu_type:
+            return (1 << len(self.cluster.kinds)) - 1
+        types = {name.strip().lower() for name in gpu_type.split("|")}
+        return sum(
+            1 << k
+            for k, kind in enumerate(self.cluster.kinds)
+            if not kind.gpu_type or any(t in kind.gpu_type.lower() for t in types)
+        )
+
+    def never_fits(self, gpus: int, nodes: int | None, gpu_type: str | None) -> str:
+        """Why such a job can never run on this cluster with all its nodes up; empty if it can."""
+        kinds = self.kinds_for(gpu_type)
+        if not kinds:
+            types = sorted({kind.gpu_type for kind in self.cluster.kinds if kind.gpu_type})
+            return f"no node has GPUs of type {gpu_type} (there are: {', '.join(types)})"
+        share = gpus // nodes if nodes else 0
+        best = 0
+        for kind in range(len(self.cluster.kinds)):
+            if not (kinds >> kind) & 1:
+                continue
+            here = self.cluster.node_gpus[self.cluster.node_kind == kind]
+            best = max(best, int(here.sum()))
+            if here.sum() >= gpus and (not nodes or (here >= share).sum() >= nodes):
+                return ""
+        if nodes and best >= gpus:
+            return f"there are not {nodes} nodes with {share} GPUs each ({self.cluster.describe()})"
+        return f"it asks for {gpus} GPUs, the cluster has {best} that it could use together"
+
+    def view(self, now_s: float) -> View:
+        rows = np.array([row for job, row in self.row_of.items() if job not in self.parked], dtype=np.int64)
+        needs = self.policy.needs
+        services = np.array(self.services if DISTRIBUTION in needs else [])
+        return View(
+            now_s=now_s,
+            cluster=self.cluster,
+            jobs=JobsView(self.table, rows, now_s, needs),
+            machine=self.machine,
+            _table=self.table,
+            _sketch=self.sketch,
+            _strategy=self.strategy,
+            _gang_classes=max(1, len(self.gang_classes)),
+            finished_gpu_s=services,
+            memory=self.memory,
+        )
+
+    def digest(self, view: View) -> str:
+        """A fingerprint of all that the policy saw."""
+        what = hashlib.blake2b(digest_size=16)
+        what.update(repr((view.now_s, sorted(self.blocked), self.tenants, _words(self.memory))).encode())
+        what.update(self.table.jobs[view.jobs.rows].tobytes())
+        what.update(np.ascontiguousarray(self.machine.gpus["owner"]).tobytes())
+        what.update(self.table.quotas.tobytes())
+        what.update(view.finished_gpu_s.tobytes())
+        what.update("\n".join(self.ids[row] for row in view.jobs.rows).encode())
+        return what.hexdigest()
+
+    def decide(self, now_s: float) -> tuple[Planned, View]:
+        """Ask the policy; the answer is checked, and nothing has changed yet."""
+        now_s = max(now_s, self.now_s)
+        view = self.view(now_s)
+        digest = self.digest(view)
+        if not len(view.jobs):
+            return Planned(now_s, digest, (), (), (), (), None, (), NEVER, None), view
+        decision = self.policy.decide(view)
+        self._check(decision, view)
+        actions = diff(self.table, view.jobs.rows, decision)
+        jobs = self.table.jobs["gpus"]
+
+        def named(position: int) -> tuple[str, tuple[int, ...]]:
+            row, at = int(decision.rows[position]), int(actions.offset[position])
+            return self.ids[row], tuple(decision.gpus[at : at + int(jobs[row])].tolist())
+
+        return (
+            Planned(
+                now_s=now_s,
+                digest=digest,
+                suspend=tuple(self.ids[row] for row in actions.suspend),
+                start=tuple(named(i) for i in actions.start.tolist()),
+                migrate=tuple(named(i) for i in actions.migrate.tolist()),
+                promote=tuple(self.ids[row] for row in decision.promote),
+                queues=None if decision.queues is None else tuple(decision.queues.tolist()),
+                fates=tuple(decision.fate.tolist()),
+                wake_s=float(decision.wake_s),
+                memory=decision.memory,
+            ),
+            view,
+        )
+
+    def _check(self, decision: object, view: View) -> None:
+        label = self.policy.label
+        if not isinstance(decision, Decision):
+            raise UserError(f"policy {label}: decide returned {type(decision).__name__}, not a Decision")
+        taken = np.zeros(len(self.machine.gpus), dtype=np.bool_)
+        fault, row = faults(self.table, self.machine, decision.rows, decision.gpus, taken)
+        if fault:
+            who = f" (job {self.ids[row]})" if 0 <= row < len(self.ids) else ""
+            raise UserError(
+                f"policy {label}: its decision {FAULTS[fault]}{who}",
+                hint="nothing was changed; this is a bug of the policy",
+            )
+        if not decision.wake_s > view.now_s:
+            raise UserError(f"policy {label}: it asks to be woken at {decision.wake_s:g}, which is not in the future")
+        if len(decision.fate) != len(view.jobs):
+            raise UserError(f"policy {label}: it tells the fate of {len(decision.fate)} of {len(view.jobs)} jobs")
+
+    def reason(self, fate: int) -> str:
+        return REASONS[fate]
+
+    # -- how it changes ---------------------------------------------------------------------------------------------
+
+    def apply(self, entry: Entry) -> None:
+        """The one way in. Entries are plain data: {"op": …, "t": seconds, …}."""
+        self.now_s = max(self.now_s, float(entry["t"]))
+        getattr(self, f"_{entry['op']}")(entry)
+
+    def _arrive(self, e: Entry) -> None:
+        """A job is to be scheduled from now on."""
+        self._make_room(int(e["gpus"]))
+        row, jobs = len(self.ids), self.table.jobs
+        self.ids.append(e["job"])
+        self.row_of[e["job"]] = row
+        record = np.zeros(1, dtype=JOB)[0]
+        model = catalogue().get(e.get("model") or "")
+        record["gpus"], record["submit_s"], record["work_s"], record["left_s"] = e["gpus"], e["submit_s"], NEVER, NEVER
+        record["kinds"], record["want_nodes"] = self.kinds_for(e.get("gpu_type")), e.get("nodes") or 0
+        record["skew"] = model.skew if model else 0.0
+        record["state_gib"] = model.state_gib if model else UNKNOWN_STATE_GIB
+        record["model_class"] = model.model_class if model else BALANCED
+        record["priority"], record["tenant"] = e.get("priority", 0), self._tenant(e["tenant"])
+        record["suspend_s"], record["resume_s"] = e.get("suspend_s", 0.0), e.get("resume_s", 0.0)
+        record["first_slot"], record["speed"] = self.slots_used, 1.0
+        record["first_start_s"] = record["run_from_s"] = record["finish_s"] = NEVER
+        record["saved_s"] = -NEVER
+        record["phase"], record["since_s"], record["queue_since_s"] = WAITING, e["t"], e["t"]
+        jobs[row] = record
+        jobs["gang_class"][row] = self._gang_class(jobs[row])
+        self.slots_used += int(e["gpus"])
+
+    def _leave(self, e: Entry) -> None:
+        """The job has ended, in whatever way; `completed` adds its service to what policies may learn from."""
+        row = self.row_of[e["job"]]
+        if self.table.jobs["phase"][row] == HELD:
+            self._let_go(row, e["t"])
+        if e.get("completed"):
+            job = self.table.jobs[row]
+            self.services.append(float(job["executed_s"] * job["gpus"]))
+            del self.services[:-SERVICES_KEPT]
+        self.table.jobs["phase"][row] = FINISHED
+        del self.row_of[e["job"]]
+        self.ids[row] = ""
+        self.held_by_user.discard(e["job"])
+        if e["job"] in self.parked:
+            self.parked.discard(e["job"])
+            self._block()
+
+    def _ran(self, e: Entry) -> None:
+        """The job that was given GPUs has begun to run on them."""
+        row = self.row_of.get(e["job"])
+        if row is not None and self.table.jobs["phase"][row] == HELD:
+            self.table.jobs["run_from_s"][row] = max(float(e["t"]), float(self.table.jobs["since_s"][row]))
+
+    def _back(self, e: Entry) -> None:
+        """A job that held GPUs waits again, without the policy having decided so: it failed, was lost or asked to."""
+        row = self.row_of[e["job"]]
+        if self.table.jobs["phase"][row] == HELD:
+            self._let_go(row, e["t"])
+            if e["job"] in self.parked:
+                self._block()
+
+    def _hold(self, e: Entry) -> None:
+        """Held by the user: known, but not to be scheduled."""
+        self._back(e)
+        self.held_by_user.add(e["job"])
+        self.parked.add(e["job"])
+
+    def _release(self, e: Entry) -> None:
+        row = self.row_of[e["job"]]
+        self.held_by_user.discard(e["job"])
+        self.parked.discard(e["job"])
+        self.table.jobs["since_s"][row] = e["t"]  # the wait that the user chose earns nothing
+
+    def _set(self, e: Entry) -> None:
+        """New facts about a job: its priority, or what suspending and resuming it costs."""
+        row = self.row_of.get(e["job"])
+        if row is not None:
+            for name in ("priority", "suspend_s", "resume_s"):
+                if name in e:
+                    self.table.jobs[name][row] = e[name]
+
+    def _quota(self, e: Entry) -> None:
+        at = self._tenant(e["tenant"])
+        self.table.quotas[at] = NO_QUOTA if e["gpus"] is None else e["gpus"]
+
+    def _nodes(self, e: Entry) -> None:
+        """These nodes are down or drained: nothing new goes there, and what is there stays until it ends."""
+        self.blocked = frozenset(e["blocked"])
+        self._block()
+
+    def _decide(self, e: Entry) -> None:
+        """Carry a decision out."""
+        now_s, jobs = e["t"], self.table.jobs
+        rows = [row for job, row in self.row_of.items() if job not in self.parked]
+        for job in e["promote"]:
+            row = self.row_of[job]
+            jobs["age_s"][row] = jobs["unread_s"][row] = jobs["aged_wait_s"][row] = 0.0
+            jobs["waited_s"][row] += now_s - jobs["since_s"][row]
+            jobs["since_s"][row] = jobs["queue_since_s"][row] = now_s
+            jobs["promotions"][row] += 1
+            jobs["queue"][row] = 0
+        for job in e["suspend"]:
+            row = self.row_of[job]
+            self._let_go(row, now_s)
+            jobs["preemptions"][row] += 1
+        for job, _ in e["migrate"]:
+            self._let_go(self.row_of[job], now_s)
+            jobs["migrations"][self.row_of[job]] += 1
+        for job, gpus in [*e["migrate"], *e["start"]]:
+            self._take(self.row_of[job], gpus, now_s)
+        if e["queues"] is not None:
+            for row, queue in zip(rows, _unpacked_small(e["queues"]), strict=True):
+                before = int(jobs["queue"][row])
+                if queue != before:
+                    jobs["demotions"][row] += queue > before
+                    jobs["queue"][row], jobs["queue_since_s"][row] = queue, now_s
+        self.wake_s = NEVER if e["wake_s"] is None else float(e["wake_s"])
+        self.memory = _unpacked_object(e["memory"])
+
+    # -- holding and letting go, as in thebes.sim.world ------------------------------------------------------------
+
+    def _take(self, row: int, gpus: Sequence[int], now_s: float) -> None:
+        jobs = self.table.jobs
+        job = jobs[row]
+        wait_s = now_s - float(job["since_s"])
+        jobs["waited_s"][row] += wait_s
+        if job["first_start_s"] < NEVER:
+            jobs["aged_wait_s"][row] += wait_s
+        else:
+            jobs["first_start_s"][row] = now_s
+        slots = self.table.slots[job["first_slot"] : job["first_slot"] + job["gpus"]]
+        slots[:] = gpus
+        occupy(self.machine, np.int64(row), slots)
+        jobs["phase"][row], jobs["since_s"][row] = HELD, now_s
+        jobs["run_from_s"][row] = jobs["ready_s"][row] = NEVER
+        nodes = {int(self.cluster.gpu_node[gpu]) for gpu in gpus}
+        jobs["nodes"][row], jobs["node_kind"][row] = len(nodes), int(self.cluster.node_kind[min(nodes)])
+        jobs["holds"][row] += 1
+
+    def _let_go(self, row: int, now_s: float) -> None:
+        jobs = self.table.jobs
+        job = jobs[row]
+        if self.ids[row] not in self.parked:
+            release(self.machine, self.table.slots[job["first_slot"] : job["first_slot"] + job["gpus"]])
+        ran_s = max(0.0, now_s - float(job["run_from_s"])) if job["run_from_s"] < NEVER else 0.0
+        jobs["executed_s"][row] += ran_s
+        jobs["age_s"][row] += ran_s
+        jobs["unread_s"][row] = self._unread_after(job, ran_s, now_s)
+        jobs["phase"][row], jobs["since_s"][row], jobs["run_from_s"][row] = WAITING, now_s, NEVER
+
+    def _unread_after(self, job: Any, ran_s: float, now_s: float) -> float:
+        """As the simulator does: the running time that no tick of the policy's clock has read."""
+        if self.quantum_s <= 0.0:
+            return 0.0
+        last_tick_s = _ticks(self.quantum_s, now_s) * self.quantum_s
+        if last_tick_s > job["since_s"]:
+            return max(0.0, now_s - max(last_tick_s, float(job["run_from_s"]))) if job["run_from_s"] < NEVER else 0.0
+        return float(job["unread_s"]) + ran_s
+
+    # -- the table's own housekeeping -------------------------------------------------------------------------------
+
+    def _tenant(self, name: str) -> int:
+        if name not in self.tenants:
+            self.tenants.append(name)
+            if len(self.tenants) > len(self.table.quotas):
+                quotas = np.full(2 * len(self.table.quotas), NO_QUOTA, dtype=np.int64)
+                quotas[: len(self.table.quotas)] = self.table.quotas
+                self.table = self.table._replace(quotas=quotas)
+        return self.tenants.index(name)
+
+    def _gang_class(self, job: Any) -> int:
+        skew = float(job["skew"]) if self.placement.code == SKEW else 0.0
+        key = (int(job["gpus"]), int(job["kinds"]), int(job["want_nodes"]), skew)
+        return self.gang_classes.setdefault(key, len(self.gang_classes))
+
+    def _make_room(self, gpus: int) -> None:
+        dead = len(self.ids) - len(self.row_of)
+        if dead > 1000 and dead > len(self.row_of):
+            self._pack()
+        jobs, slots = self.table.jobs, self.table.slots
+        if len(self.ids) == len(jobs):
+            more = _records(2 * len(jobs))
+            more[: len(jobs)] = jobs
+            jobs = more
+        if self.slots_used + gpus > len(slots):
+            slots = np.concatenate((slots, np.zeros(max(gpus, len(slots)), dtype=np.int64)))
+        if jobs is not self.table.jobs or slots is not self.table.slots:
+            self.table = JobTable(jobs, slots, self.table.quotas)
+            self._redraw()
+
+    def _pack(self) -> None:
+        """Give up the rows of jobs that have left. Order stays, so policies notice nothing."""
+        alive = sorted(self.row_of.values())
+        jobs, slots = _records(max(ROOM, 2 * len(alive))), np.zeros(0, dtype=np.int64)
+        jobs[: len(alive)] = self.table.jobs[alive]
+        self.ids = [self.ids[row] for row in alive]
+        self.row_of = {job: row for row, job in enumerate(self.ids)}
+        counts = jobs["gpus"][: len(alive)]
+        jobs["first_slot"][: len(alive)] = np.concatenate(([0], np.cumsum(counts)[:-1])) if len(alive) else 0
+        parts = [
+            self.table.slots[int(first) : int(first) + int(count)]
+            for first, count in zip(self.table.jobs["first_slot"][alive], counts, strict=True)
+        ]
+        self.slots_used = int(counts.sum())
+        slots = np.concatenate([*parts, np.zeros(max(4 * ROOM, self.slots_used), dtype=np.int64)])
+        self.gang_classes = {}
+        self.table = JobTable(jobs, slots, self.table.quotas)
+        for row in range(len(self.ids)):
+            jobs["gang_class"][row] = self._gang_class(jobs[row])
+        self._block()
+
+    def _redraw(self) -> None:
+        self.sketch = Sketch(
+            copy_of(self.machine), self.table.slots.copy(), np.zeros(len(self.table.jobs), dtype=np.bool_)
+        )
+
+    def _block(self) -> None:
+        """Draw the machine anew: who holds what, and what nobody can have.
+
+        A job with GPUs on a blocked node cannot be moved and is parked: its GPUs, also those on other nodes, count as
+        taken until it ends.
+        """
+        self.machine = machine_of(self.cluster)
+        self.parked = set(self.held_by_user)
+        unusable = {
+            gpu
+            for gpu in range(self.cluster.total_gpus)
+            if self.nodes[int(self.cluster.gpu_node[gpu])].name in self.blocked
+        }
+        for job, row in self.row_of.items():
+            if self.table.jobs["phase"][row] != HELD:
+                continue
+            gpus = self.gpus_of(job)
+            if unusable.intersection(gpus):
+                self.parked.add(job)
+        taken = set(unusable)
+        for job, row in self.row_of.items():
+            if self.table.jobs["phase"][row] == HELD:
+                if job in self.parked:
+                    taken.update(self.gpus_of(job))
+                else:
+                    first = int(self.table.jobs["first_slot"][row])
+                    gpus = self.table.slots[first : first + int(self.table.jobs["gpus"][row])]
+                    occupy(self.machine, np.int64(row), gpus)
+        for gpu in taken:
+            node = int(self.cluster.gpu_node[gpu])
+            self.machine.gpus["owner"][gpu] = BLOCKED
+            self.machine.kinds["total"][int(self.cluster.node_kind[node])] -= 1
+            set_free(self.machine, np.int64(node), np.int64(int(self.machine.nodes["free"][node]) - 1))
+        self._redraw()
+
+    # -- snapshot -----------------------------------------------------------------------------------------------------
+
+    def snapshot(self, now_s: float) -> dict[str, Any]:
+        """All of it, to begin a journal with. Packs the table first, so that who restores it has the very same one."""
+        self._pack()
+        count = len(self.ids)
+        return {
+            "format": FORMAT,
+            "t": now_s,
+            "nodes": [[n.name, n.gpus, n.gpu_type, n.memory_gib] for n in self.nodes],
+            "policy": self.policy.label,
+            "placement": self.placement.name,
+            "ids": list(self.ids),
+            "dtype": [[name, str(JOB[name])] for name in JOB.names or ()],
+            "jobs": _packed(self.table.jobs[:count].tobytes()),
+            "slots": _packed(self.table.slots[: self.slots_used].tobytes()),
+            "tenants": list(self.tenants),
+            "quotas": [None if q == NO_QUOTA else int(q) for q in self.table.quotas[: len(self.tenants)]],
+            "blocked": sorted(self.blocked),
+            "held": sorted(self.held_by_user),
+            "services": _packed(np.array(self.services).tobytes()),
+            "memory": _packed_object(self.memory),
+            "wake_s": None if self.wake_s == NEVER else self.wake_s,
+            "now_s": self.now_s,
+        }
+
+    @classmethod
+    def restore(cls, body: Mapping[str, Any], policy: Policy, placement: Placement, *, seed: int = 0) -> Ledger:
+        """The ledger as it was. Fields that later versions of Thebes added are zero."""
+        nodes = [NodeSpec(name, gpus, kind, memory) for name, gpus, kind, memory in body["nodes"]]
+        ledger = cls(nodes, policy, placement, seed=seed)
+        stored = np.frombuffer(_unpacked(body["jobs"]), dtype=np.dtype([(n, t) for n, t in body["dtype"]]))
+        count = len(stored)
+        jobs = _records(max(ROOM, 2 * count))
+        for name in JOB.names or ():
+            if name in (stored.dtype.names or ()):
+                jobs[name][:count] = stored[name]
+        slots = np.frombuffer(_unpacked(body["slots"]), dtype=np.int64)
+        ledger.slots_used = len(slots)
+        ledger.tenants = list(body["tenants"])
+        quotas = np.full(max(1, len(ledger.tenants)), NO_QUOTA, dtype=np.int64)
+        for at, quota in enumerate(body["quotas"]):
+            quotas[at] = NO_QUOTA if quota is None else quota
+        ledger.table = JobTable(
+            jobs, np.concatenate((slots, np.zeros(max(4 * ROOM, len(slots)), dtype=np.int64))), quotas
+        )
+        ledger.ids = list(body["ids"])
+        ledger.row_of = {job: row for row, job in enumerate(ledger.ids)}
+        ledger.gang_classes = {}
+        for row in range(count):
+            jobs["gang_class"][row] = ledger._gang_class(jobs[row])
+        ledger.services = np.frombuffer(_unpacked(body["services"])).tolist()
+        ledger.memory = _unpacked_object(body["memory"])
+        ledger.wake_s = NEVER if body["wake_s"] is None else float(body["wake_s"])
+        ledger.now_s = float(body["now_s"])
+        ledger.blocked = frozenset(body["blocked"])
+        ledger.held_by_user = set(body["held"])
+        ledger._block()
+        return ledger
+
+    def moved_to(self, nodes: Sequence[NodeSpec], policy: Policy, placement: Placement) -> Ledger:
+        """The same jobs on another cluster, or under another policy: those who held GPUs wait again."""
+        body = self.snapshot(self.now_s)
+        moved = Ledger.restore(body, self.policy, self.placement)
+        for job in list(moved.row_of):
+            moved.apply({"op": "back", "job": job, "t": moved.now_s})
+        body = moved.snapshot(moved.now_s) | {
+            "nodes": [[n.name, n.gpus, n.gpu_type, n.memory_gib] for n in nodes],
+            "blocked": [],
+            "memory": _packed_object(None),
+            "wake_s": None,
+        }
+        return Ledger.restore(body, policy, placement)
+
+    def copy(self) -> Ledger:
+        """An independent one, to look ahead with. The table is packed, which changes no decision."""
+        return Ledger.restore(self.snapshot(self.now_s), self.policy, self.placement)
+
+
+def _records(count: int) -> Any:
+    records = np.recarray(count, dtype=JOB)
+    records[:] = np.zeros(count, dtype=JOB)
+    return plain(records)
+
+
+def _ticks(quantum_s: float, now_s: float) -> float:
+    return float(getattr(ticks_until, "py_func", ticks_until)(quantum_s, now_s))
+
+
+def _packed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 3)).decode()
+
+
+def _unpacked(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text))
+
+
+def _packed_small(values: Sequence[int]) -> str:
+    return _packed(np.array(values, dtype=np.int16).tobytes())
+
+
+def _unpacked_small(text: str) -> list[int]:
+    return np.frombuffer(_unpacked(text), dtype=np.int16).tolist()
+
+
+def _packed_object(value: object) -> str | None:
+    """What a policy remembers is its own class. The journal is ours alone: nobody else writes to the store."""
+    return None if value is None else _packed(pickle.dumps(value))
+
+
+def _unpacked_object(text: str | None) -> object:
+    return None if text is None else pickle.loads(_unpacked(text))
+
+
+def _words(value: object) -> str:
+    return "" if value is None else repr(value)
