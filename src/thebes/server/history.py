@@ -1,0 +1,166 @@
+"""What happened: events, for people, and the journal, from which any decision can be made again.
+
+Both only grow, so both have a pruning function that the controller calls now and then; each call does a bounded amount
+of work. Sequence numbers are never used twice, also after pruning.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, func, or_, select, union_all
+
+from thebes.server.principal import EVERYTHING, Viewer
+from thebes.server.rows import EventRow, JournalEntry
+from thebes.server.schema import events, jobs, journal
+
+MAX_EVENTS = 10_000
+KEEP_EVENTS = 5_000_000
+KEEP_EVENTS_S = 90 * 86_400.0
+KEEP_SNAPSHOTS = 10
+PRUNE_AT_ONCE = 5_000  # rows per call: some tens of milliseconds for the writer
+
+_EVENT_COLUMNS = (
+    events.c.seq,
+    events.c.time_s,
+    events.c.job_id,
+    events.c.node,
+    events.c.kind,
+    events.c.actor,
+    events.c.detail,
+)
+_JOB_OF_EVENT = jobs.c.id == bindparam("job_id")
+_INSERT_EVENT = events.insert().values(
+    **{name: bindparam(name) for name in ("time_s", "job_id", "node", "kind", "actor", "detail")}
+)
+_INSERT_JOB_EVENT = _INSERT_EVENT.values(
+    user=select(jobs.c.user).where(_JOB_OF_EVENT).scalar_subquery(),
+    tenant=select(jobs.c.tenant).where(_JOB_OF_EVENT).scalar_subquery(),
+)
+_INSERT_ENTRY = journal.insert()
+
+
+# ---- events
+
+
+def add_event(
+    c: Connection,
+    time_s: float,
+    kind: str,
+    *,
+    job_id: str | None = None,
+    node: str | None = None,
+    actor: str = "",
+    detail: Mapping[str, Any] | None = None,
+) -> int:
+    """Write an event down; its sequence number. Never put values of a job's environment into `detail`."""
+    values = {
+        "time_s": time_s,
+        "job_id": job_id,
+        "node": node,
+        "kind": kind,
+        "actor": actor,
+        "detail": json.dumps(detail or {}),
+    }
+    statement = _INSERT_EVENT if job_id is None else _INSERT_JOB_EVENT
+    return int(c.execute(statement, values).inserted_primary_key[0])
+
+
+def events_after(
+    c: Connection, *, seq: int = 0, job_id: str | None = None, viewer: Viewer = EVERYTHING, limit: int = 100
+) -> list[EventRow]:
+    """Events behind `seq`, oldest first, as far as the viewer may see them; `job_id` may name an array.
+
+    Events of jobs are seen by those who see the job, events of nodes by everybody, other ones by admins.
+    """
+    if viewer.is_admin:
+        scopes = [()]
+    else:
+        scopes = [
+            (events.c.user == viewer.user,),
+            (events.c.user.is_(None), events.c.job_id.is_(None), events.c.node.is_not(None)),
+        ]
+        if viewer.sees_tenant:
+            scopes.append((events.c.tenant == viewer.tenant, events.c.user != viewer.user))
+    limit = max(1, min(limit, MAX_EVENTS))
+    asked = ()
+    if job_id is not None:
+        in_array = select(jobs.c.id).where(jobs.c.array_id == job_id)
+        asked = (or_(events.c.job_id == job_id, events.c.job_id.in_(in_array)),)
+    branches = [
+        select(*_EVENT_COLUMNS).where(events.c.seq > seq, *scope, *asked).order_by(events.c.seq).limit(limit)
+        for scope in scopes
+    ]
+    if len(branches) == 1:
+        rows = c.execute(branches[0])
+    else:
+        merged = union_all(*(select(branch.subquery()) for branch in branches)).subquery()
+        rows = c.execute(select(merged).order_by(merged.c.seq).limit(limit))
+    return [_event(row) for row in rows]
+
+
+def _event(row: Row[Any]) -> EventRow:
+    return EventRow(*row[:-1], json.loads(row[-1]))
+
+
+def prune_events(
+    c: Connection, *, now_s: float, keep_s: float = KEEP_EVENTS_S, keep: int = KEEP_EVENTS, at_once: int = PRUNE_AT_ONCE
+) -> int:
+    """Drop the oldest events: those older than `keep_s`, and all but the last `keep`. How many; call again until 0."""
+    newest = c.scalar(select(func.max(events.c.seq))) or 0
+    oldest = select(events.c.seq, events.c.time_s).order_by(events.c.seq).limit(at_once).subquery()
+    # Numbers are given out one by one, so the difference counts closely enough.
+    gone = select(oldest.c.seq).where(or_(oldest.c.time_s < now_s - keep_s, oldest.c.seq <= newest - keep))
+    return c.execute(events.delete().where(events.c.seq.in_(gone))).rowcount
+
+
+# ---- journal
+
+
+def append_journal(c: Connection, time_s: float, kind: str, body: Mapping[str, Any]) -> int:
+    """Write an entry (snapshot, input or decision); its sequence number."""
+    packed = zlib.compress(json.dumps(body, separators=(",", ":")).encode(), level=1)
+    values = {"time_s": time_s, "kind": kind, "body": packed}
+    return int(c.execute(_INSERT_ENTRY, values).inserted_primary_key[0])
+
+
+def journal_since_snapshot(c: Connection) -> Iterator[JournalEntry]:
+    """The last snapshot and what followed; everything when there is no snapshot. Read it while `c` is open."""
+    start = c.scalar(select(func.max(journal.c.seq)).where(journal.c.kind == "snapshot")) or 0
+    for row in c.execute(select(journal).where(journal.c.seq >= start).order_by(journal.c.seq)):
+        yield _entry(row)
+
+
+def journal_entry(c: Connection, seq: int) -> JournalEntry | None:
+    row = c.execute(select(journal).where(journal.c.seq == seq)).first()
+    return None if row is None else _entry(row)
+
+
+def list_decisions(c: Connection, limit: int = 50, before: int | None = None) -> list[JournalEntry]:
+    """Decisions, newest first, older than entry `before`."""
+    statement = select(journal).where(journal.c.kind == "decision").order_by(journal.c.seq.desc())
+    if before is not None:
+        statement = statement.where(journal.c.seq < before)
+    return [_entry(row) for row in c.execute(statement.limit(max(1, limit)))]
+
+
+def _entry(row: Row[Any]) -> JournalEntry:
+    return JournalEntry(row.seq, row.time_s, row.kind, json.loads(zlib.decompress(row.body)))
+
+
+def prune_journal(c: Connection, keep: int = KEEP_SNAPSHOTS, *, at_once: int = PRUNE_AT_ONCE) -> int:
+    """Drop what lies before the last `keep` snapshots: every later decision can still be replayed. Call until 0."""
+    first = c.scalar(
+        select(journal.c.seq)
+        .where(journal.c.kind == "snapshot")
+        .order_by(journal.c.seq.desc())
+        .offset(max(1, keep) - 1)
+        .limit(1)
+    )
+    if first is None:
+        return 0
+    gone = select(journal.c.seq).where(journal.c.seq < first).order_by(journal.c.seq).limit(at_once)
+    return c.execute(journal.delete().where(journal.c.seq.in_(gone))).rowcount

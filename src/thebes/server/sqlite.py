@@ -1,0 +1,199 @@
+"""Everything that is particular to SQLite: connections, transactions, which errors mean "the disk", checks, copies.
+
+Another database would need its own edition of this file and nothing else. Connections are in the driver's autocommit
+mode; transactions are begun and ended here in plain words, so that nothing is committed by accident.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool, QueuePool
+
+from thebes.model.errors import UserError
+from thebes.server.store_errors import StoreUnavailable
+
+Error = sqlite3.Error
+
+HEADER = b"SQLite format 3\0"
+BUSY_TIMEOUT_MS = 5_000
+QUICK_CHECK_S = 0.5  # a big store is checked as far as this goes: a restart must not take minutes
+
+# Errors that say something about disk, file or memory and nothing about the change that met them.
+FAULTS = {
+    sqlite3.SQLITE_FULL: "the disk is full",
+    sqlite3.SQLITE_IOERR: "the disk reports an error",
+    sqlite3.SQLITE_NOMEM: "memory is exhausted",
+    sqlite3.SQLITE_READONLY: "the file or its folder is read-only",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened",
+    sqlite3.SQLITE_PERM: "access is denied",
+    sqlite3.SQLITE_AUTH: "access is denied",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged",
+    sqlite3.SQLITE_NOTADB: "the file is damaged",
+    sqlite3.SQLITE_BUSY: "another process holds it locked",
+    sqlite3.SQLITE_LOCKED: "another process holds it locked",
+    sqlite3.SQLITE_PROTOCOL: "another process holds it locked",
+}
+
+
+def fault_of(error: BaseException | None) -> str | None:
+    """What is wrong with the storage, if this error says so; None for an error of the change itself."""
+    if isinstance(error, DBAPIError):
+        error = error.orig
+    if not isinstance(error, sqlite3.Error):
+        return None
+    code = getattr(error, "sqlite_errorcode", None)
+    # An extended code carries the primary one in its low byte.
+    return None if code is None else FAULTS.get(code & 0xFF)
+
+
+def writer_engine(path: Path) -> Engine:
+    """One connection at a time, for the writer thread and for migrations."""
+    return create_engine(
+        "sqlite://", creator=lambda: _connect(path, writes=True), poolclass=NullPool, isolation_level="AUTOCOMMIT"
+    )
+
+
+def reader_engine(path: Path) -> Engine:
+    """Connections that cannot write, any number of them, from any thread."""
+    return create_engine(
+        "sqlite://",
+        creator=lambda: _connect(path, writes=False),
+        poolclass=QueuePool,
+        pool_size=8,
+        max_overflow=-1,
+        isolation_level="AUTOCOMMIT",
+    )
+
+
+def _connect(path: Path, *, writes: bool) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False)
+    try:
+        if writes:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA foreign_keys=ON")
+            connection.execute(f"PRAGMA journal_size_limit={64 << 20}")
+            connection.execute("PRAGMA cache_size=-32000")
+        else:
+            connection.execute("PRAGMA query_only=ON")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def driver(connection: Connection) -> sqlite3.Connection:
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, sqlite3.Connection)
+    return raw
+
+
+def begin_write(raw: sqlite3.Connection) -> None:
+    # IMMEDIATE takes the write lock now, not at the first change, where waiting for it is not possible any more.
+    raw.execute("BEGIN IMMEDIATE")
+
+
+def begin_read(raw: sqlite3.Connection) -> None:
+    raw.execute("BEGIN")
+
+
+def prepare_file(path: Path) -> bool:
+    """Make sure that `path` is SQLite's or may become so; True when new or empty. Never changes a foreign file."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(HEADER))
+    except FileNotFoundError:
+        _create(path)
+        return True
+    except OSError as error:
+        raise UserError(f"the store {path} cannot be read: {error.strerror}", hint=_access_hint(path)) from None
+    if not head:
+        _require_writable(path)
+        return True
+    if head != HEADER:
+        raise UserError(
+            f"{path} is not a Thebes store: it does not begin like a SQLite file",
+            hint="It was left as it is. Move it away to start with an empty store, or put a good copy in its place.",
+        )
+    _require_writable(path)
+    return False
+
+
+def _create(path: Path) -> None:
+    # Specifications hold environment values: nobody else may read the file. SQLite gives its side files the same mode.
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise UserError(f"the store {path} cannot be created: {error.strerror}", hint=_access_hint(path)) from None
+
+
+def _require_writable(path: Path) -> None:
+    # The folder too: SQLite keeps the write-ahead log beside the file.
+    for place in (path, path.parent):
+        if not os.access(place, os.W_OK):
+            raise UserError(f"the store {path} cannot be written: {place} is read-only", hint=_access_hint(path))
+
+
+def _access_hint(path: Path) -> str:
+    return (
+        f"Give yourself read and write access to {path.parent} and the files in it, or choose another folder (--dir)."
+    )
+
+
+def explain_open_error(path: Path, error: DBAPIError | Error | OSError) -> UserError:
+    """The one clear message for a store that does not open."""
+    detail = str(error.orig if isinstance(error, DBAPIError) else error)
+    fault = fault_of(error) or detail
+    if fault == FAULTS[sqlite3.SQLITE_CORRUPT]:
+        return damaged(path, detail)
+    return StoreUnavailable(f"the store {path} cannot be opened: {fault}", hint=_access_hint(path))
+
+
+def damaged(path: Path, detail: str) -> UserError:
+    return UserError(
+        f"the store {path} is damaged: {detail}",
+        hint=f"It was left as it is. Rescue what is readable with `sqlite3 {path.name} .recover`, put back a good "
+        f"copy, or move {path.name}, {path.name}-wal and {path.name}-shm away to start with an empty store.",
+    )
+
+
+def check(connection: Connection, path: Path) -> None:
+    """Look for damage, for at most QUICK_CHECK_S; raises a UserError that names the first."""
+    raw = driver(connection)
+    until = time.monotonic() + QUICK_CHECK_S
+    raw.set_progress_handler(lambda: time.monotonic() > until, 10_000)
+    try:
+        verdict = raw.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        verdict = "ok"  # nothing found so far
+    finally:
+        raw.set_progress_handler(None, 0)
+    if verdict != "ok":
+        raise damaged(path, str(verdict).splitlines()[-1])
+
+
+def keep_copy(connection: Connection, copy: Path) -> None:
+    """A complete copy of the store at this moment, durable before this returns."""
+    unfinished = copy.with_name(copy.name + ".tmp")
+    with contextlib.suppress(FileNotFoundError):
+        unfinished.unlink()
+    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    with contextlib.closing(sqlite3.connect(unfinished)) as target:
+        driver(connection).backup(target)
+    with unfinished.open("rb") as file:
+        os.fsync(file.fileno())
+    unfinished.replace(copy)

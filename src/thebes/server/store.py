@@ -1,0 +1,200 @@
+"""The store: one SQLite file that remembers everything the controller must not forget.
+
+`Store` opens it, writes through one thread with group commit and reads through a pool. The functions that change and
+ask the tables take a connection first; all are here by name, so callers say `from thebes.server import store as db`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from thebes.server import sqlite
+from thebes.server.crash_points import CrashPoint
+from thebes.server.history import (
+    add_event,
+    append_journal,
+    events_after,
+    journal_entry,
+    journal_since_snapshot,
+    list_decisions,
+    prune_events,
+    prune_journal,
+)
+from thebes.server.migrations import UPGRADES, Upgrade, migrate
+from thebes.server.principal import EVERYTHING, Principal, Viewer
+from thebes.server.queries import (
+    alive_jobs,
+    attempts_of,
+    count_by_state,
+    create_jobs,
+    dependencies_of,
+    dependents_of,
+    drained_nodes,
+    get_attempt,
+    get_job,
+    get_meta,
+    insert_attempt,
+    list_jobs,
+    members,
+    open_attempts,
+    set_drained,
+    set_meta,
+    update_attempt,
+    update_job,
+)
+from thebes.server.rows import AttemptRow, EventRow, JobRow, JournalEntry, TenantRow, TokenRow
+from thebes.server.schema import ALIVE_STATES, STATES, TERMINAL_STATES
+from thebes.server.store_errors import StoreConflict, StoreUnavailable
+from thebes.server.tokens import (
+    create_token,
+    delete_tenant,
+    find_token,
+    get_tenant,
+    list_tenants,
+    list_tokens,
+    put_tenant,
+    revoke_token,
+    viewer_of,
+)
+from thebes.server.writer import Change, Writer
+
+__all__ = [
+    "ALIVE_STATES",
+    "EVERYTHING",
+    "STATES",
+    "TERMINAL_STATES",
+    "AttemptRow",
+    "Connection",
+    "EventRow",
+    "JobRow",
+    "JournalEntry",
+    "Principal",
+    "Store",
+    "StoreConflict",
+    "StoreUnavailable",
+    "TenantRow",
+    "TokenRow",
+    "Viewer",
+    "add_event",
+    "alive_jobs",
+    "append_journal",
+    "attempts_of",
+    "count_by_state",
+    "create_jobs",
+    "create_token",
+    "delete_tenant",
+    "dependencies_of",
+    "dependents_of",
+    "drained_nodes",
+    "events_after",
+    "find_token",
+    "get_attempt",
+    "get_job",
+    "get_meta",
+    "get_tenant",
+    "insert_attempt",
+    "journal_entry",
+    "journal_since_snapshot",
+    "list_decisions",
+    "list_jobs",
+    "list_tenants",
+    "list_tokens",
+    "members",
+    "open_attempts",
+    "prune_events",
+    "prune_journal",
+    "put_tenant",
+    "revoke_token",
+    "set_drained",
+    "set_meta",
+    "update_attempt",
+    "update_job",
+    "viewer_of",
+]
+
+T = TypeVar("T")
+
+
+class Store:
+    """An open store. One process at a time should have it open for writing; the controller's lock sees to that."""
+
+    def __init__(self, path: Path, writer: Writer, readers: Engine) -> None:
+        self.path = path
+        self._writer = writer
+        self._readers = readers
+
+    @classmethod
+    def open(cls, path: Path | str, *, upgrades: Sequence[Upgrade] = UPGRADES) -> Store:
+        """Open, or create; upgrade an older one. UserError for a file that is damaged, foreign, newer or read-only."""
+        path = Path(path)
+        crash_point = CrashPoint.from_environment()
+        new = sqlite.prepare_file(path)
+        engine = sqlite.writer_engine(path)
+        try:
+            with engine.connect() as connection:
+                if not new:
+                    sqlite.check(connection, path)
+                migrate(connection, path, upgrades)
+        except (DBAPIError, sqlite.Error, OSError) as error:
+            raise sqlite.explain_open_error(path, error) from error
+        return cls(path, Writer(engine, crash_point), sqlite.reader_engine(path))
+
+    def close(self) -> None:
+        """Finish what is queued, then let go of the file. Can be called twice."""
+        self._writer.close()
+        self._readers.dispose()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def trouble(self) -> str | None:
+        """What keeps the store from being written at the moment, in a few words; None when all is well."""
+        return self._writer.trouble
+
+    def change(self, fn: Callable[[Connection], T], *, must: bool) -> asyncio.Future[T]:
+        """Run `fn` in the writer thread; the future resolves when the change is durable.
+
+        `fn` may run more than once (each time on a store without its earlier effects), so it should do nothing but
+        change the store, and it must not commit. If it raises, its own effects alone are undone. When the disk refuses:
+        `must=False` raises StoreUnavailable, `must=True` waits, in order, until it can be written.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._writer.put(Change(fn, must, future, loop))
+        return future
+
+    def change_blocking(
+        self, fn: Callable[[Connection], T], *, must: bool = False, timeout_s: float | None = None
+    ) -> T:
+        """The same for threads."""
+        future: Future[T] = Future()
+        self._writer.put(Change(fn, must, future, None))
+        return future.result(timeout_s)
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A connection that cannot write and sees one moment of the store throughout; writers do not wait for it."""
+        try:
+            with self._readers.connect() as connection:
+                raw = sqlite.driver(connection)
+                sqlite.begin_read(raw)
+                try:
+                    yield connection
+                finally:
+                    raw.rollback()
+        except (DBAPIError, sqlite.Error) as error:
+            if fault := sqlite.fault_of(error):
+                raise StoreUnavailable(f"the store cannot be read: {fault}") from error
+            raise

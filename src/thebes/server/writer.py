@@ -1,0 +1,240 @@
+"""The one thread that writes the store: many changes, one commit.
+
+Changes that arrive while a commit waits for the disk go into the next transaction together, each in a savepoint of its
+own, in the order of arrival. A caller hears of its change after the commit, when it is durable. When the disk refuses,
+changes that nobody has been promised are refused in turn; those that must happen stay, in order, and are tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from thebes.server import schema, sqlite
+from thebes.server.crash_points import CrashPoint
+from thebes.server.store_errors import StoreUnavailable
+
+MAX_BATCH = 512  # bounds how long the first of a batch waits for the last
+RETRY_FIRST_S, RETRY_LAST_S = 0.1, 2.0
+
+log = logging.getLogger(__name__)
+
+Fn = Callable[[Connection], Any]
+
+
+@dataclass(slots=True, eq=False)
+class Change:
+    """One function to run on the store, and who waits for it."""
+
+    fn: Fn
+    must: bool
+    future: asyncio.Future[Any] | Future[Any]
+    loop: asyncio.AbstractEventLoop | None  # None: the future is one for threads
+    result: Any = None
+    error: BaseException | None = None
+
+
+class StorageFault(Exception):  # noqa: N818 - reads as what it says
+    """The transaction as a whole is lost: a sentence about disk, file or memory."""
+
+
+class Writer:
+    """Owns the thread, the queue and the only connection that writes."""
+
+    def __init__(self, engine: Engine, crash_point: CrashPoint) -> None:
+        self.trouble: str | None = None
+        self._engine = engine
+        self._crash_point = crash_point
+        self._queue: SimpleQueue[Change | None] = SimpleQueue()  # None: close
+        self._connection: Connection | None = None
+        self._closing = False
+        self._closed = False
+        self._gate = threading.Lock()  # nothing is queued behind the closing None
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, change: Change) -> None:
+        with self._gate:
+            if not self._closed:
+                self._queue.put(change)
+                return
+        change.error = StoreUnavailable("the store is closed; nothing was accepted", hint="Thebes is shutting down.")
+        _answer([change])
+
+    def close(self) -> None:
+        """Write what is queued, then stop. What the disk refuses even now is refused to its callers."""
+        with self._gate:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._thread.join()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        stuck: deque[Change] = deque()  # must happen, and have been refused by the disk before
+        fresh: deque[Change] = deque()
+        delay_s = RETRY_FIRST_S
+        while True:
+            try:
+                self._collect(fresh, timeout_s=delay_s if self.trouble else None)
+                if self._closing and not stuck and not fresh:
+                    break
+                if self._attempt(stuck, fresh):
+                    delay_s = RETRY_FIRST_S
+                elif self._closing:
+                    _refuse([*stuck, *fresh], self.trouble or "")
+                    break
+                else:
+                    delay_s = min(2 * delay_s, RETRY_LAST_S)
+            except BaseException:  # the thread outlives every bug: without it nothing would ever be written again
+                log.exception("store writer")
+                time.sleep(RETRY_FIRST_S)
+        self._disconnect()
+
+    def _collect(self, fresh: deque[Change], timeout_s: float | None) -> None:
+        """Take what has arrived. With nothing to do, wait for the first; in trouble, let `timeout_s` pass."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._closing:
+            try:
+                if until is None:
+                    change = self._queue.get(block=not fresh)
+                else:
+                    change = self._queue.get(timeout=max(0.0, until - time.monotonic()))
+            except Empty:
+                return
+            if change is None:
+                self._closing = True
+            else:
+                fresh.append(change)
+
+    def _attempt(self, stuck: deque[Change], fresh: deque[Change]) -> bool:
+        """One round of writing; False when the disk refused. In trouble the oldest goes alone: it needs the least."""
+        try:
+            if self.trouble:
+                self._commit([stuck[0]] if stuck else [])
+                if stuck:
+                    _answer([stuck.popleft()])
+                log.warning("store can be written again")
+                self.trouble = None
+            while stuck or fresh:
+                source = stuck or fresh
+                batch = [source[i] for i in range(min(MAX_BATCH, len(source)))]
+                self._commit(batch)
+                for _ in batch:
+                    source.popleft()
+                _answer(batch)
+        except StorageFault as fault:
+            if self.trouble != str(fault):
+                log.error("store cannot be written: %s", fault)
+            self.trouble = str(fault)
+            _refuse([change for change in fresh if not change.must], self.trouble)
+            stuck.extend(change for change in fresh if change.must)
+            fresh.clear()
+            return False
+        return True
+
+    def _commit(self, batch: list[Change]) -> None:
+        """All of a batch in one transaction, or StorageFault and nothing. An empty batch: can it be written?"""
+        raw: sqlite3.Connection | None = None
+        try:
+            connection = self._connect()
+            raw = sqlite.driver(connection)
+            sqlite.begin_write(raw)
+            if not batch:
+                connection.execute(schema.counters.update().values(value=schema.counters.c.value))
+            for change in batch:
+                _apply(connection, raw, change)
+            self._crash_point.before_commit()
+            raw.commit()
+            self._crash_point.after_commit()
+        except (SQLAlchemyError, sqlite3.Error, StorageFault) as error:
+            self._roll_back(raw)
+            raise StorageFault(sqlite.fault_of(error) or str(error)) from error
+
+    def _connect(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return self._connection
+
+    def _roll_back(self, raw: sqlite3.Connection | None) -> None:
+        # A connection that cannot even roll back is given up; the next attempt opens another.
+        try:
+            if raw is not None:
+                raw.rollback()
+        except sqlite3.Error:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(SQLAlchemyError, sqlite3.Error):
+                connection.close()
+
+
+def _apply(connection: Connection, raw: sqlite3.Connection, change: Change) -> None:
+    """Run one change in a savepoint. Its own error stays with it; an error of the storage ends the whole batch."""
+    change.result = change.error = None
+    raw.execute("SAVEPOINT change")
+    try:
+        change.result = change.fn(connection)
+    except BaseException as error:
+        if fault := sqlite.fault_of(error):
+            raise StorageFault(fault) from error
+        change.error = error
+    if not raw.in_transaction:
+        # SQLite gives up a whole transaction on some errors, and a change could have swallowed the exception.
+        raise StorageFault("a transaction was broken off")
+    if change.error is not None:
+        raw.execute("ROLLBACK TO change")
+    raw.execute("RELEASE change")
+
+
+def _refuse(changes: Iterable[Change], trouble: str) -> None:
+    refused = list(changes)
+    for change in refused:
+        change.result = None
+        change.error = StoreUnavailable(
+            f"the store cannot be written: {trouble}; nothing was accepted",
+            hint="Make room on the disk that holds the instance folder (see `thebes doctor`), then try again.",
+        )
+    _answer(refused)
+
+
+def _answer(changes: list[Change]) -> None:
+    """Tell everybody; an event loop is woken once, however many of its callers are among them."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Change]] = {}
+    for change in changes:
+        if change.loop is None:
+            _settle([change])
+        else:
+            by_loop.setdefault(change.loop, []).append(change)
+    for loop, theirs in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle, theirs)
+
+
+def _settle(changes: list[Change]) -> None:
+    for change in changes:
+        future, error = change.future, change.error
+        if future.done():  # the caller has given up waiting
+            continue
+        if error is None:
+            future.set_result(change.result)
+        elif isinstance(error, StopIteration):  # an asyncio future does not take one
+            future.set_exception(RuntimeError(f"a change raised {error!r}"))
+        else:
+            future.set_exception(error)
