@@ -16,7 +16,6 @@ import resource
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import uvicorn
 
 from thebes.model.errors import UserError
-from thebes.node.instance import Instance, JsonLines, LockHeld, write_text
+from thebes.node.instance import Instance, LockHeld, write_text
+from thebes.server import jsonlog
 from thebes.server.config import Config, check_listening, load, resolve
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ EXIT_HELD = 4
 FIRST_TENANT = "default"
 LAST_ANSWERS_S = 3  # for requests under way when we are told to stop
 
-logger = logging.getLogger("thebes.server")
+logger = jsonlog.get("server")
 
 
 class PortTaken(UserError):  # noqa: N818 - reads as what it says
@@ -135,7 +135,7 @@ async def serve(instance: Instance, config: Config, listener: socket.socket) -> 
                 more = {"tls_cert": config.tls_cert} if config.tls_cert else {}
                 with suppress(UserError):  # a full disk: the last endpoint has the same port, most likely
                     instance.write_endpoint(url, **more)
-                logger.info("serving", extra={"fields": {"url": url}})
+                logger.info("serving", extra={"url": url})
 
             await _Server(_uvicorn_config(app, config), stop, tell_started).serve([listener])
         finally:
@@ -201,31 +201,11 @@ def user_name() -> str:
         return f"uid{os.getuid()}"
 
 
-class _JsonHandler(logging.Handler):
-    """Log records as lines of `controller.jsonl`; `extra={"fields": {...}}` adds fields."""
-
-    def __init__(self, lines: JsonLines) -> None:
-        super().__init__(logging.INFO)
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            fields: dict[str, Any] = {"level": record.levelname.lower(), "logger": record.name}
-            fields.update(getattr(record, "fields", {}))
-            if record.exc_info:
-                fields["traceback"] = "".join(traceback.format_exception(*record.exc_info))
-            self._lines.write(record.getMessage(), **fields)
-        except Exception:
-            self.handleError(record)
-
-
-def _set_up_logging(instance: Instance) -> None:
+def _start_log(instance: Instance) -> None:
     logging.raiseExceptions = False
-    root = logging.getLogger()
-    root.setLevel(logging.INFO)
-    root.addHandler(_JsonHandler(JsonLines(instance.log / "controller.jsonl", limit_bytes=32 << 20)))
-    for noisy in ("uvicorn.error", "httpx", "numba", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    with suppress(OSError):  # a full disk: better without a log than not at all
+        jsonlog.start(instance.log / "controller.jsonl")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def _allow_many_connections() -> None:
@@ -238,8 +218,8 @@ def run(instance: Instance) -> int:
     """Serve until told to stop; the exit code."""
     try:
         with instance.hold_lock("controller"):
-            _set_up_logging(instance)
-            logger.info("starting", extra={"fields": {"pid": os.getpid()}})
+            _start_log(instance)
+            logger.info("starting", extra={"pid": os.getpid()})
             config = load(instance.config)
             check_listening(config)
             endpoint = instance.read_endpoint()
@@ -250,7 +230,7 @@ def run(instance: Instance) -> int:
             return EXIT_STOPPED
     except UserError as error:
         kinds = {LockHeld: EXIT_HELD, PortTaken: EXIT_PORT_TAKEN}
-        logger.error(error.message, extra={"fields": {"hint": error.hint}})
+        logger.error(error.message, extra={"hint": error.hint})
         print(f"error: {error.message}" + (f"\n  → {error.hint}" if error.hint else ""), file=sys.stderr)
         return kinds.get(type(error), EXIT_MISTAKE)
     except Exception:

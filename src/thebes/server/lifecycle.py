@@ -1,0 +1,492 @@
+"""How an instance comes up and goes down, and what state it is in: what `thebes up`, `down` and `status` do.
+
+Works with any part dead: who lives is asked of locks, what the controller knows is asked of the controller if it
+answers, and running jobs can be reached through their supervisors alone.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from thebes.model.errors import UserError
+from thebes.node.instance import Attempt, Instance, LockHeld, stop_process
+from thebes.node.keeper import start_keeper, stop_instance
+from thebes.server.config import Config, NodeConfig, check_listening, live_policy, load, make, save
+
+if TYPE_CHECKING:
+    from thebes.policy import Policy
+
+READY_S = 20.0
+PERMANENT_CODES = (2, 3)  # exit codes of the controller after which it will not go better by itself
+HOPELESS_DEATHS = 3
+DEFAULT_VIRTUAL_GPUS = 8
+
+Mode = Literal["checkpoint", "keep", "kill"]
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `thebes up` was told; None means nothing was said about it."""
+
+    policy: str | None = None
+    settings: Sequence[str] = ()
+    placement: str | None = None
+    virtual_gpus: int | None = None
+    nodes: int | None = None
+    host: str | None = None
+    port: int | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    grace_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What became of one running job when the cluster went down."""
+
+    job_id: str
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Brought:
+    """A cluster that is up."""
+
+    config: Config
+    url: str
+    was_up: bool
+
+
+# what is wanted
+
+
+def wanted_config(saved: Config | None, options: Options) -> Config:
+    """The saved configuration with what was said this time; without a saved one, the defaults."""
+    values: dict[str, Any] = saved.model_dump() if saved else {}
+    if options.policy is not None:
+        values["policy"] = _absolute_policy(options.policy)
+        values["policy_settings"] = []  # those of another policy
+    if options.settings:
+        values["policy_settings"] = list(options.settings)
+    told = {
+        "placement": options.placement,
+        "host": options.host,
+        "port": options.port,
+        "grace_s": options.grace_s,
+        "tls_cert": _absolute(options.tls_cert),
+        "tls_key": _absolute(options.tls_key),
+    }
+    values.update({key: value for key, value in told.items() if value is not None})
+    values["nodes"] = [node.model_dump() for node in _wanted_nodes(saved, options)]
+    return make(**values)
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).expanduser().absolute())
+
+
+def _absolute_policy(name: str) -> str:
+    """The controller runs in another folder: FILE.py:CLASS must not depend on where `up` was typed."""
+    place, colon, kind = name.rpartition(":")
+    return f"{_absolute(place)}:{kind}" if colon and place.endswith(".py") else name
+
+
+def _wanted_nodes(saved: Config | None, options: Options) -> list[NodeConfig]:
+    old = saved.nodes if saved else []
+    virtual = options.virtual_gpus is not None or (bool(old) and all(node.virtual for node in old))
+    if virtual:
+        gpus = options.virtual_gpus if options.virtual_gpus is not None else old[0].gpus
+        count = options.nodes if options.nodes is not None else len(old) or 1
+        if gpus < 1:
+            raise UserError("--virtual-gpus must be at least 1", hint="it is the number of GPUs on each node")
+        if options.virtual_gpus is None and options.nodes is None:
+            return list(old)
+        return [NodeConfig(name=f"n{i}", gpus=gpus, virtual=True) for i in range(count)]
+    if options.nodes not in (None, 1):
+        raise UserError(
+            "--nodes divides virtual GPUs only: the GPUs of this machine are one node",
+            hint=f"add --virtual-gpus {DEFAULT_VIRTUAL_GPUS} (per node) to try several nodes",
+        )
+    from thebes.node.gpus import discover  # a UserError says how to go on without any
+
+    return [NodeConfig(name="n0", gpus=len(discover()))]
+
+
+def differences(running: Config, wanted: Config) -> list[str]:
+    """In what two configurations differ, for people."""
+    old, new = running.model_dump(), wanted.model_dump()
+    told: list[str] = []
+    for key in old:
+        if old[key] == new[key]:
+            continue
+        before, after = (_shown(key, value) for value in (old[key], new[key]))
+        told.append(f"{key.removesuffix('_s')} is {before}, not {after}")
+    return told
+
+
+def _shown(key: str, value: Any) -> str:
+    if key == "nodes":
+        return " + ".join(f"{node['gpus']}{' virtual' if node['virtual'] else ''}" for node in value) + " GPUs"
+    return " ".join(value) or "none" if isinstance(value, list) else str(value)
+
+
+# up
+
+
+def bring_up(instance: Instance, options: Options, prepare: Callable[[Policy], None] = lambda _: None) -> Brought:
+    """Start what does not run yet, and wait until it answers. If that fails, what was started is stopped again.
+
+    `prepare` is called before a start, when everything was found to be in order.
+    """
+    instance.create()
+    with _alone(instance):
+        saved = load(instance.config) if instance.exists else None
+        wanted = wanted_config(saved, options)
+        running = saved is not None and bool(living_parts(instance))
+        if saved is not None and wanted != saved:
+            _refuse_change(instance, saved, wanted, running)
+        policy, _ = live_policy(wanted)
+        check_listening(wanted)
+        was_up = instance.holder_pid("keeper") is not None
+        mark = _LogMark(instance.log / "keeper.jsonl")
+        if not was_up:
+            prepare(policy)
+            if wanted != saved:
+                save(instance.config, wanted)
+        keeper = None if was_up else start_keeper(instance)
+        try:
+            url = _wait_until_ready(instance, wanted, mark, keeper)
+        except BaseException:
+            if not running and not was_up:
+                stop_instance(instance, wanted.node_names)
+                _restore(instance, saved, wanted)
+            raise
+    return Brought(wanted, url, was_up)
+
+
+def _refuse_change(instance: Instance, saved: Config, wanted: Config, running: bool) -> None:
+    told = differences(saved, wanted)
+    if running:
+        raise UserError(
+            f"the cluster in {instance.dir} runs with other options: {'; '.join(told)}",
+            hint="`thebes down` first, then `thebes up` with the new options; queued jobs stay",
+        )
+    alive = sorted({attempt.job_id for attempt in instance.live_attempts()})
+    if saved.nodes != wanted.nodes and alive:
+        raise UserError(
+            f"jobs still run on the nodes that would change: {', '.join(alive)}",
+            hint="`thebes up` without options takes them over, or `thebes down --now` ends them",
+        )
+
+
+def _restore(instance: Instance, saved: Config | None, wanted: Config) -> None:
+    """A start that failed leaves no trace in the configuration."""
+    if saved == wanted:
+        return
+    with suppress(UserError, OSError):
+        if saved is None:
+            instance.config.unlink(missing_ok=True)
+        else:
+            save(instance.config, saved)
+
+
+def _alone(instance: Instance) -> Any:
+    try:
+        return instance.hold_lock("up", wait_s=60.0)
+    except LockHeld as held:
+        raise UserError(
+            f"another `thebes up` or `thebes down` (pid {held.pid}) is at work in {instance.dir}",
+            hint="wait for it, or end it",
+        ) from None
+
+
+def _wait_until_ready(
+    instance: Instance, config: Config, mark: _LogMark, keeper: subprocess.Popen[bytes] | None
+) -> str:
+    deadline_s = time.monotonic() + READY_S
+    missing = "the controller does not answer"
+    while time.monotonic() < deadline_s:
+        failure = mark.failure()
+        if failure is not None:
+            raise failure
+        if keeper is not None and keeper.poll() is not None and instance.holder_pid("keeper") is None:
+            raise UserError(_said(instance, "keeper") or "the keeper ended at once", hint=f"see {instance.log}")
+        answer = ask(instance, "GET", "/v1/healthz", timeout_s=1.0)
+        if answer is not None and answer.status == 200 and instance.holder_pid("controller") is not None:
+            silent = silent_nodes(instance, config)
+            if not silent:
+                endpoint = instance.read_endpoint()
+                return endpoint["url"] if endpoint else ""
+            missing = f"no word from the agent of {', '.join(silent)}"
+        time.sleep(0.03)
+    last = mark.last_words()
+    raise UserError(
+        f"the cluster did not come up within {READY_S:g} s: {missing}" + (f" ({last})" if last else ""),
+        hint=f"the logs in {instance.log} tell more; `thebes doctor` checks this machine",
+    )
+
+
+def silent_nodes(instance: Instance, config: Config) -> list[str]:
+    """Nodes whose agent the controller has no connection to."""
+    answer = ask(instance, "GET", "/v1/nodes", with_token=True, timeout_s=2.0)
+    if answer is None or answer.status != 200:
+        return config.node_names
+    alive = {node["name"] for node in answer.body.get("nodes", []) if node.get("alive")}
+    return [name for name in config.node_names if name not in alive]
+
+
+class _LogMark:
+    """What the keeper logs from now on about parts that died."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = path.stat().st_size if path.exists() else 0
+
+    def deaths(self) -> Iterator[dict[str, Any]]:
+        with suppress(OSError), self.path.open("rb") as file:
+            file.seek(self.offset)
+            for line in file:
+                with suppress(ValueError):
+                    entry = json.loads(line)
+                    if entry.get("event") == "died":
+                        yield entry
+
+    def failure(self) -> UserError | None:
+        """The reason why waiting longer makes no sense, if there is one."""
+        count: dict[str, int] = {}
+        for death in self.deaths():
+            part = death["part"]
+            count[part] = count.get(part, 0) + 1
+            if death["code"] in PERMANENT_CODES or count[part] >= HOPELESS_DEATHS:
+                return _as_error(part, death, self.path.parent)
+        return None
+
+    def last_words(self) -> str:
+        words = [f"{death['part']}: {death['said'].splitlines()[-1]}" for death in self.deaths() if death["said"]]
+        return words[-1] if words else ""
+
+
+def _as_error(part: str, death: dict[str, Any], log: Path) -> UserError:
+    """What a part printed last, as the error that it was."""
+    said = death["said"]
+    lines = [line for line in said.splitlines() if line.strip()]
+    told = [i for i, line in enumerate(lines) if line.startswith("error: ")]
+    if told:
+        hint = lines[told[-1] + 1] if told[-1] + 1 < len(lines) else ""
+        return UserError(lines[told[-1]].removeprefix("error: "), hint=hint.strip().removeprefix("→ "))
+    last = lines[-1] if lines else f"exit code {death['code']}"
+    return UserError(f"{part} does not start: {last}", hint=f"see {log / part}.stderr")
+
+
+def _said(instance: Instance, part: str) -> str:
+    with suppress(OSError):
+        return (instance.log / f"{part}.stderr").read_text(errors="replace").strip().removeprefix("error: ")
+    return ""
+
+
+# down
+
+
+def take_down(instance: Instance, mode: Mode, tell: Tell) -> list[Ending]:
+    """Stop everything; what became of each running job. Queued jobs stay in the store."""
+    if not instance.dir.is_dir() or not instance.run.is_dir():
+        raise UserError(f"there is no instance in {instance.dir}", hint="name its folder with --dir or THEBES_DIR")
+    with _alone(instance):
+        endings = _end_through_controller(instance, mode, tell) if living_parts(instance) else []
+        for name in stop_instance(instance, agent_names(instance)):
+            tell(f"{name} did not stop by itself and was killed")
+        known = {ending.job_id for ending in endings}
+        if mode == "keep":
+            rest = [Ending(job_id, "runs on") for job_id in _job_ids(instance) if job_id not in known]
+        else:
+            rest = [end for end in end_attempts(instance, mode, tell) if end.job_id not in known]
+        return sorted([*endings, *rest], key=lambda ending: [int(n) for n in ending.job_id.split("_")])
+
+
+def _job_ids(instance: Instance) -> list[str]:
+    return list(dict.fromkeys(attempt.job_id for attempt in instance.live_attempts()))
+
+
+def _end_through_controller(instance: Instance, mode: Mode, tell: Tell) -> list[Ending]:
+    """Let the controller end the jobs, so that the results are stored. If it is dead we come back for them."""
+    deadline_s = time.monotonic() + (8.0 if instance.holder_pid("keeper") is not None else 2.0)
+    while (answer := ask(instance, "GET", "/v1/healthz", timeout_s=1.0)) is None or answer.status != 200:
+        if time.monotonic() > deadline_s:
+            tell("the controller does not answer: jobs are ended through their supervisors")
+            return []
+        time.sleep(0.05)
+    grace_s = _grace_s(instance)
+    if mode == "checkpoint" and _job_ids(instance):
+        tell(f"asking running jobs to save their state (up to {grace_s:g} s) …")
+    answer = ask(
+        instance,
+        "POST",
+        "/v1/shutdown",
+        body={"mode": mode},
+        with_token=True,
+        timeout_s=_longest_grace_s(instance) + 30.0,
+    )
+    if answer is None or answer.status != 200:
+        why = answer.body.get("error", answer.status) if answer else "no answer"
+        tell(f"the controller could not end the jobs ({why}): they are ended through their supervisors")
+        return []
+    return [Ending(str(job["id"]), str(job["outcome"])) for job in answer.body.get("jobs", [])]
+
+
+def _grace_s(instance: Instance) -> float:
+    try:
+        return load(instance.config).grace_s
+    except UserError:
+        return Config.model_fields["grace_s"].default
+
+
+def _longest_grace_s(instance: Instance) -> float:
+    """Jobs may have asked for more time than the cluster gives by itself."""
+    graces = [_grace_s(instance)]
+    for attempt in instance.live_attempts():
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            graces.append(float(json.loads((attempt.dir / "launch.json").read_bytes())["grace_s"]))
+    return max(graces)
+
+
+def end_attempts(instance: Instance, mode: Mode, tell: Tell) -> list[Ending]:
+    """End what still runs by its supervisors alone. They store the results; the next controller reads them."""
+    attempts = list(instance.live_attempts())
+    if not attempts:
+        return []
+    grace_s = _longest_grace_s(instance)
+    command = "kill" if mode == "kill" else f"notice {grace_s:g}"
+    for attempt in attempts:
+        attempt.command(command)
+    patience_s = 10.0 if mode == "kill" else grace_s + 10.0
+    deadline_s = time.monotonic() + patience_s
+    for attempt in attempts:
+        while attempt.lives and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        if attempt.lives:
+            tell(f"job {attempt.job_id}: its supervisor does not answer and is killed")
+            stop_process(attempt.pid, attempt.dir / "lock", patience_s=0.0)
+    return [Ending(attempt.job_id, _outcome(attempt, mode)) for attempt in _one_per_job(attempts)]
+
+
+def _one_per_job(attempts: Sequence[Attempt]) -> list[Attempt]:
+    return list({attempt.job_id: attempt for attempt in attempts}.values())
+
+
+def _outcome(attempt: Attempt, mode: Mode) -> str:
+    state = attempt.state()
+    if state.get("state") != "exited":
+        return "lost its supervisor; goes on from its last checkpoint at the next `thebes up`"
+    codes = set(state.get("codes", {}).values())
+    if state.get("cause") == "exit" and codes <= {0}:
+        return "completed"
+    if 85 in codes:
+        return "saved its state; goes on at the next `thebes up`"
+    if mode == "kill":
+        return "killed; goes on from its last checkpoint at the next `thebes up`"
+    return "ended without saying that it saved; goes on from its last checkpoint at the next `thebes up`"
+
+
+# how it is
+
+
+def agent_names(instance: Instance) -> list[str]:
+    """Nodes with an agent, now or once: asked of the folder, so that a damaged configuration does not matter."""
+    return sorted(path.name.removeprefix("agent-").removesuffix(".lock") for path in instance.run.glob("agent-*.lock"))
+
+
+def living_parts(instance: Instance) -> dict[str, int]:
+    """Keeper, controller and agents that live, with their pids."""
+    names = ("keeper", "controller", *(f"agent-{node}" for node in agent_names(instance)))
+    found = {name: instance.holder_pid(name) for name in names}
+    return {name: pid for name, pid in found.items() if pid is not None}
+
+
+def describe(instance: Instance) -> dict[str, Any]:
+    """The state of an instance, for `thebes status`; what cannot be known is None."""
+    config = load(instance.config)
+    parts = living_parts(instance)
+    endpoint = instance.read_endpoint() or {}
+    healthy, told = False, None
+    if "controller" in parts:
+        health = ask(instance, "GET", "/v1/healthz", timeout_s=2.0)
+        healthy = health is not None and health.status == 200
+        if healthy:
+            told = ask(instance, "GET", "/v1/status", with_token=True, timeout_s=5.0)
+    facts = told.body if told is not None and told.status == 200 else {}
+    gpus = facts.get("gpus") if isinstance(facts.get("gpus"), dict) else {}
+    return {
+        "dir": str(instance.dir),
+        "url": endpoint.get("url") if "controller" in parts else None,
+        "policy": config.policy,
+        "placement": config.placement,
+        "keeper": {"pid": parts.get("keeper")},
+        "controller": {"pid": parts.get("controller"), "healthy": healthy},
+        "agents": [{"node": node, "pid": parts.get(f"agent-{node}")} for node in config.node_names],
+        "gpus": {
+            "total": gpus.get("total", config.gpus),
+            "busy": gpus.get("busy"),
+            "virtual": all(node.virtual for node in config.nodes),
+        },
+        "jobs": facts.get("jobs"),
+        "store": facts.get("store"),
+    }
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+def ask(
+    instance: Instance,
+    method: str,
+    path: str,
+    *,
+    body: Any = None,
+    with_token: bool = False,
+    timeout_s: float,
+) -> Answer | None:
+    """One request to the controller of this folder, without patience; None if nobody answers."""
+    endpoint = instance.read_endpoint()
+    if endpoint is None:
+        return None
+    headers = {"Content-Type": "application/json"}
+    if with_token:
+        try:
+            headers["Authorization"] = f"Bearer {instance.read_token()}"
+        except UserError:
+            return None
+    try:
+        connection = _connection(endpoint, timeout_s)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            content = json.loads(response.read() or b"{}")
+        finally:
+            connection.close()
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    return Answer(response.status, content if isinstance(content, dict) else {})
+
+
+def _connection(endpoint: dict[str, Any], timeout_s: float) -> http.client.HTTPConnection:
+    url = urlsplit(endpoint["url"])
+    if url.scheme != "https":
+        return http.client.HTTPConnection(url.hostname or "", url.port, timeout=timeout_s)
+    # The certificate is the one that lies in our own configuration: it, and not the name in it, says whom we talk to.
+    context = ssl.create_default_context(cafile=endpoint.get("tls_cert"))
+    context.check_hostname = False
+    return http.client.HTTPSConnection(url.hostname or "", url.port, timeout=timeout_s, context=context)
