@@ -56,7 +56,10 @@ class Handshake:
         self._flush_at_exit = False
         self._warned: set[str] = set()
         self._lock = threading.RLock()
-        os.register_at_fork(after_in_child=self._after_fork)
+        self._masks: dict[int, set[int]] = {}  # of threads that are just forking
+        os.register_at_fork(
+            before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._after_fork_in_child
+        )
 
     # Being asked to stop
 
@@ -106,6 +109,8 @@ class Handshake:
         if threading.current_thread() is not threading.main_thread():
             return False
         self._signals_tried = True
+        if not self._previous:
+            atexit.register(self._ignore_late_signals)
         for number in _SIGNALS:
             previous = signal.getsignal(number)
             # None: installed by C code, which Python cannot call. Leave it alone.
@@ -271,8 +276,25 @@ class Handshake:
             self._warned.add(kind)
             warnings.warn(f"thebes.job: {message}", RuntimeWarning, stacklevel=3)
 
+    def _ignore_late_signals(self) -> None:
+        """Python sets signals back to "die of it" while it shuts down: a late one would hide the exit code."""
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) == self._on_signal and not callable(previous):
+                signal.signal(number, signal.SIG_IGN)
+
+    # A forked child (a data loader, a pool) must die of SIGTERM as if we were not there. Signals wait while we fork:
+    # one that came before the child has its old handlers back would get lost.
+
+    def _before_fork(self) -> None:
+        if self._previous:
+            self._masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
     def _after_fork(self) -> None:
-        """A forked child (a data loader, a pool) must die of SIGTERM as if we were not there."""
+        mask = self._masks.pop(threading.get_ident(), None)
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _after_fork_in_child(self) -> None:
         self._lock = threading.RLock()
         self._pending = None
         for number, previous in self._previous.items():
@@ -280,6 +302,7 @@ class Handshake:
                 signal.signal(number, previous)
         self._previous = {}
         self._signals_tried = False
+        self._after_fork()
 
 
 def torch_distributed() -> Any | None:
