@@ -1,9 +1,9 @@
 """Structured logs of the server: one JSON object per line, in files that are changed at 10 MiB.
 
     log = jsonlog.get("controller")
-    log.info("job started", extra={"job_id": "17", "node": "n0"})
+    log.info("job started", extra={"fields": {"job_id": "17", "node": "n0"}})
 
-Whatever is in `extra` becomes a field. Values of the environment of jobs are never logged; nobody passes them here.
+Values of the environment of jobs are never logged; nobody passes them here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from typing import Any
 ROOT = "thebes"
 MAX_BYTES = 10 << 20
 KEPT = 5
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON: time, level, logger, message, then the fields of `extra`."""
+    """A record as one line of JSON: time, level, logger, message, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -33,7 +32,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line.update({name: value for name, value in vars(record).items() if name not in _STANDARD})
+        line.update(getattr(record, "fields", {}))
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)

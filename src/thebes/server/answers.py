@@ -1,0 +1,415 @@
+"""What the API takes and gives, as pydantic models: the published contract.
+
+Values of a job's environment leave the server only through `Environment`; everywhere else they are masked.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from thebes.server import store as db
+from thebes.server.spec import JOB_ID, NAME
+
+MASK = "***"
+MAX_SHOWN_COMMAND = 200
+
+JobId = Annotated[str, Field(pattern=JOB_ID, examples=["17", "17_3"])]
+State = Literal[
+    "queued", "held", "starting", "running", "preempting", "suspended", "completed", "failed", "cancelled", "timeout"
+]  # fmt: skip
+
+
+class In(BaseModel):
+    """A request body: what it does not know it refuses."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Out(BaseModel):
+    """An answer."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Fault(Out):
+    """What went wrong, and what to do about it."""
+
+    error: str
+    hint: str = ""
+
+
+class Submitted(Out):
+    """The id to go on with (of an array: the one that names all its members), and all ids."""
+
+    id: JobId
+    ids: list[JobId]
+
+
+class Acted(Out):
+    """The jobs that were acted on."""
+
+    ids: list[JobId]
+
+
+class Job(Out):
+    """A job in a list. Times are Unix seconds."""
+
+    id: JobId
+    array_id: str | None
+    array_index: int | None
+    user: str
+    tenant: str
+    name: str | None
+    state: State
+    reason: str = Field(description="Why it waits, or how it ended.")
+    gpus: int
+    nodes: int | None
+    priority: int
+    submit_s: float
+    first_start_s: float | None
+    end_s: float | None
+    incarnation: int = Field(description="How often it was started.")
+    exit_code: int | None
+    preemptions: int
+    failures: int
+    losses: int = Field(description="Incarnations lost by fault of the cluster.")
+    run_s: float
+    lost_gpu_s: float
+    hold: bool
+    command: str = Field(description="Shortened, for people.")
+
+
+class Attempt(Out):
+    """One incarnation of a job."""
+
+    incarnation: int
+    state: str
+    parts: list[tuple[str, list[int]]] = Field(description="Nodes and the GPUs held there.")
+    mechanism: str
+    created_s: float
+    started_s: float | None
+    ended_s: float | None
+    cause: str
+    codes: dict[str, int] = Field(description="Exit codes by rank; negative: a signal.")
+    detail: str
+    checkpoint_step: int | None
+    checkpoint_path: str | None
+    checkpoint_s: float | None
+    step: int | None
+    steps_per_s: float | None
+    run_s: float
+    startup_s: float | None
+    stop_s: float | None
+    lost_s: float
+
+
+class JobDetail(Job):
+    """Everything about one job."""
+
+    spec: dict[str, Any] = Field(description="As submitted; values of `env` are masked.")
+    attempts: list[Attempt]
+
+
+class Member(Out):
+    """One member of an array."""
+
+    id: JobId
+    array_index: int
+    state: State
+    reason: str
+    exit_code: int | None
+
+
+class ArrayDetail(Out):
+    """A job array: one specification, many jobs."""
+
+    id: JobId
+    array: Literal[True] = True
+    user: str
+    tenant: str
+    name: str | None
+    gpus: int
+    submit_s: float
+    states: dict[State, int]
+    members: list[Member]
+    spec: dict[str, Any]
+
+
+class JobPage(Out):
+    """Some jobs, and where to go on."""
+
+    jobs: list[Job]
+    next: str | None = Field(description="Pass it as `cursor` for the next page; null: this was the last.")
+
+
+class Waited(Out):
+    """How a job, or an array as a whole, stands."""
+
+    id: JobId
+    done: bool
+    state: State
+    exit_code: int | None
+    reason: str
+    states: dict[State, int]
+
+
+class Environment(Out):
+    """The environment a job was submitted with."""
+
+    env: dict[str, str]
+
+
+class Event(Out):
+    """Something that happened."""
+
+    seq: int
+    time_s: float
+    job_id: str | None
+    node: str | None
+    kind: str
+    actor: str
+    detail: dict[str, Any]
+
+
+class Events(Out):
+    """Events, oldest first; go on with `after` = the last seq."""
+
+    events: list[Event]
+
+
+class Plan(Out):
+    """What would become of a job if it were submitted now."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    starts: Literal["now", "later", "never"]
+    start_in_s: float | None = None
+    reason: str = ""
+
+
+class Node(Out):
+    """A node, its GPUs and who holds them."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str
+
+
+class Nodes(Out):
+    """All nodes."""
+
+    nodes: list[Node]
+
+
+class Drained(Out):
+    """A node after drain or undrain."""
+
+    name: str
+    drained: bool
+
+
+class Status(Out):
+    """How the cluster is."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class Decision(Out):
+    """One decision of the policy, as journalled."""
+
+    seq: int
+    time_s: float
+    kind: str
+    body: dict[str, Any]
+
+
+class Decisions(Out):
+    """Decisions, newest first; go on with `before` = the last seq."""
+
+    decisions: list[Decision]
+
+
+class Tenant(Out):
+    """A group of users. `open`: its members see each other's jobs."""
+
+    name: str
+    gpu_quota: int | None
+    open: bool
+
+
+class Tenants(Out):
+    """All tenants that you may see."""
+
+    tenants: list[Tenant]
+
+
+class Token(Out):
+    """A token without its text."""
+
+    id: int
+    user: str
+    role: Literal["admin", "user"]
+    tenant: str
+    created_s: float
+    expires_s: float | None
+    revoked: bool
+
+
+class Tokens(Out):
+    """All tokens."""
+
+    tokens: list[Token]
+
+
+class NewToken(Token):
+    """A token with its text, shown this one time."""
+
+    token: str
+
+
+class Snapshot(Out):
+    """An upload: name its digest in the field `snapshot` of a job."""
+
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    bytes: int
+
+
+class Health(Out):
+    """The server answers; `trouble` says whether it can also write."""
+
+    ok: bool
+
+
+class NothingIn(In):
+    """No options."""
+
+
+class PreemptIn(In):
+    """Options of preempt."""
+
+    grace_s: float | None = Field(None, ge=0, le=86_400, description="Instead of the job's own grace.")
+
+
+class DrainIn(In):
+    """Options of drain."""
+
+    reason: str = Field("", max_length=500, description="Shown to everybody.")
+    preempt: bool = Field(False, description="Move its jobs away now instead of letting them end.")
+
+
+class ShutdownIn(In):
+    """What becomes of running jobs."""
+
+    mode: Literal["checkpoint", "keep", "kill"] = Field(
+        description="checkpoint: they save and are queued again; keep: they run on; kill: they are ended at once."
+    )
+
+
+class TenantIn(In):
+    """A tenant as it shall be."""
+
+    gpu_quota: int | None = Field(None, ge=0, le=10_000_000, description="GPUs at the same time; null: no limit.")
+    open: bool = Field(False, description="Members see each other's jobs.")
+
+
+class TokenIn(In):
+    """A token to make."""
+
+    user: str = Field(pattern=NAME)
+    role: Literal["admin", "user"] = "user"
+    tenant: str | None = Field(None, pattern=NAME, description="Default: the tenant of whoever asks.")
+    expires_in_s: float | None = Field(None, gt=0, le=10 * 366 * 86_400.0, allow_inf_nan=False)
+
+
+IN_MODELS: tuple[type[BaseModel], ...] = (NothingIn, PreemptIn, DrainIn, ShutdownIn, TenantIn, TokenIn)
+
+
+def masked(spec: str) -> dict[str, Any]:
+    """A job's specification for others' eyes: the names of its environment without the values."""
+    shown: dict[str, Any] = json.loads(spec)
+    shown["env"] = dict.fromkeys(shown.get("env") or {}, MASK)
+    return shown
+
+
+def short_command(spec: str) -> str:
+    text = shlex.join(json.loads(spec)["command"])
+    return text if len(text) <= MAX_SHOWN_COMMAND else text[: MAX_SHOWN_COMMAND - 1] + "…"
+
+
+def job_fields(row: db.JobRow) -> dict[str, Any]:
+    shown = {name: getattr(row, name) for name in Job.model_fields if name != "command"}
+    return {**shown, "command": short_command(row.spec)}
+
+
+def job(row: db.JobRow) -> Job:
+    return Job(**job_fields(row))
+
+
+def attempt(row: db.AttemptRow) -> Attempt:
+    shown = {name: getattr(row, name) for name in Attempt.model_fields}
+    shown["parts"] = [(node, list(gpus)) for node, gpus in row.parts]
+    shown["codes"] = {str(rank): code for rank, code in row.codes.items()}
+    return Attempt(**shown)
+
+
+def job_detail(row: db.JobRow, attempts: Iterable[db.AttemptRow]) -> JobDetail:
+    return JobDetail(**job_fields(row), spec=masked(row.spec), attempts=[attempt(one) for one in attempts])
+
+
+def array_detail(array_id: str, rows: list[db.JobRow]) -> ArrayDetail:
+    first = rows[0]
+    return ArrayDetail(
+        id=array_id,
+        user=first.user,
+        tenant=first.tenant,
+        name=first.name,
+        gpus=first.gpus,
+        submit_s=first.submit_s,
+        states=counts(rows),
+        members=[Member(**{name: getattr(row, name) for name in Member.model_fields}) for row in rows],
+        spec=masked(first.spec),
+    )
+
+
+def counts(rows: list[db.JobRow]) -> dict[Any, int]:
+    found: dict[str, int] = {}
+    for row in rows:
+        found[row.state] = found.get(row.state, 0) + 1
+    return found
+
+
+def waited(job_id: str, rows: list[db.JobRow]) -> Waited:
+    """Of an array: alive as long as one is; then how the first that did not complete ended, if any."""
+    telling = next((row for row in rows if not row.terminal), None)
+    telling = telling or next((row for row in rows if row.state != "completed"), rows[0])
+    return Waited(
+        id=job_id,
+        done=all(row.terminal for row in rows),
+        state=telling.state,  # type: ignore[arg-type]
+        exit_code=telling.exit_code,
+        reason=telling.reason,
+        states=counts(rows),
+    )
+
+
+def event(row: db.EventRow) -> Event:
+    return Event(
+        **{name: getattr(row, name) for name in Event.model_fields if name != "detail"}, detail=dict(row.detail)
+    )
+
+
+def tenant(row: db.TenantRow) -> Tenant:
+    return Tenant(name=row.name, gpu_quota=row.gpu_quota, open=row.open)
+
+
+def token(row: db.TokenRow) -> Token:
+    return Token(**{name: getattr(row, name) for name in Token.model_fields})
+
+
+def decision(entry: db.JournalEntry) -> Decision:
+    return Decision(seq=entry.seq, time_s=entry.time_s, kind=entry.kind, body=dict(entry.body))

@@ -1,0 +1,114 @@
+"""What the routes of the API share: the way to the store, bodies in, answers out, and what OpenAPI says about both.
+
+Bodies are read from their bytes by pydantic and answers are written once; a route says in OpenAPI what it takes, since
+FastAPI does not parse it for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from sqlalchemy import Connection
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thebes.server import answers
+from thebes.server.access import Access
+from thebes.server.errors import Invalid, invalid
+from thebes.server.gate import read_body
+from thebes.server.limits import Limits, Places
+from thebes.server.metrics import Metrics
+from thebes.server.snapshots import Snapshots
+from thebes.server.store import Store
+from thebes.server.streams import Bulletin
+
+if TYPE_CHECKING:
+    from thebes.server.config import Config
+    from thebes.server.controller import Controller
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+READERS = 4
+
+
+class Api:
+    """What the routes share."""
+
+    def __init__(self, controller: Controller, store: Store, config: Config, folder: Path, limits: Limits) -> None:
+        self.controller = controller
+        self.store = store
+        self.config = config
+        self.limits = limits
+        self.metrics: Metrics = controller.metrics
+        self.access = Access(store)
+        self.places = Places()
+        self.snapshots = Snapshots(folder, limits)
+        self.bulletin = Bulletin(controller.changes)
+        self.closing = asyncio.Event()
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="api-read")
+
+    async def read(self, ask: Callable[[Connection], T]) -> T:
+        """Ask the store in a thread of its own: a slow disk then stops nobody else."""
+
+        def asked() -> T:
+            with self.store.read() as connection:
+                return ask(connection)
+
+        return await asyncio.get_running_loop().run_in_executor(self._readers, asked)
+
+    async def body(self, request: Request, kind: type[M], *, what: str = "the request") -> M:
+        """A body of this kind; one that is empty stands for all defaults."""
+        return parse(kind, await read_body(request, self.limits.body_bytes) or b"{}", what=what)
+
+    async def close(self) -> None:
+        self.closing.set()
+        await self.bulletin.close()
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+
+def parse(kind: type[M], raw: bytes, *, what: str = "the request") -> M:
+    """Validate once, from the bytes. Whatever is wrong becomes one sentence."""
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_context=False)
+        raise invalid(faults, known=list(kind.model_fields), what=what) from None
+    except RecursionError:
+        raise Invalid(f"{what} is nested too deeply") from None
+
+
+def reply(answer: BaseModel, status: int = 200) -> Response:
+    """An answer, written once. The models were checked when they were made."""
+    return Response(answer.model_dump_json(), status, media_type="application/json")
+
+
+def takes(
+    kind: type[BaseModel], *, required: bool = True, headers: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """For OpenAPI: the body that a route parses by itself."""
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    body = {"required": required, "content": {"application/json": {"schema": schema}}}
+    return {"requestBody": body, **({"parameters": headers} if headers else {})}
+
+
+_TELLING = {
+    400: "Not understood.",
+    401: "No token, or not a good one.",
+    403: "Not for this role, or somebody else's job.",
+    404: "There is no such thing, or you may not see it.",
+    409: "Not in this state.",
+    413: "Too large.",
+    422: "Not valid: the message names the field.",
+    429: "Too many requests; see Retry-After.",
+    503: "The store or a node cannot be reached at the moment.",
+}
+
+
+def faults(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For OpenAPI: the errors of a route, besides those that any route has."""
+    return {status: {"model": answers.Fault, "description": _TELLING[status]} for status in (401, 422, 429, *statuses)}

@@ -1,0 +1,249 @@
+"""Routes about the cluster: nodes, events, the stream of changes, status, metrics, snapshots, health."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from sqlalchemy import Connection
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from thebes.server import answers
+from thebes.server import store as db
+from thebes.server.access import Asker
+from thebes.server.api_base import Api, faults, reply, takes
+from thebes.server.errors import Invalid
+from thebes.server.gate import asker_of
+from thebes.server.metrics import CONTENT_TYPE
+from thebes.server.snapshots import DIGEST, too_large
+from thebes.server.spec import job_schema
+from thebes.server.streams import PAGE, event_stream
+
+NODE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$"
+MAX_SEQ = 1 << 60
+NodePath = Annotated[str, Path(pattern=NODE_NAME)]
+
+
+def cluster_routes(api: Api) -> APIRouter:
+    """Nodes, events, status."""
+    router = APIRouter(tags=["cluster"])
+    schema = job_schema()
+
+    @router.get("/v1/nodes", response_model=answers.Nodes, responses=faults(), operation_id="nodes")
+    async def nodes(request: Request) -> Response:
+        """Nodes, their GPUs and who holds them. Jobs that you may not see are held by nobody in particular."""
+        asker = asker_of(request)
+        found = api.controller.nodes()
+        if not asker.principal.is_admin:
+            found = await _without_strangers(api, asker, found)
+        return reply(answers.Nodes(nodes=[answers.Node(**node) for node in found]))
+
+    @router.post(
+        "/v1/nodes/{name}/drain",
+        response_model=answers.Drained,
+        responses=faults(403, 404, 409, 413, 503),
+        openapi_extra=takes(answers.DrainIn, required=False),
+        operation_id="drain",
+    )
+    async def drain(request: Request, name: NodePath) -> Response:
+        """Start nothing more on a node."""
+        asker = asker_of(request)
+        asker.must_be_admin()
+        options = await api.body(request, answers.DrainIn)
+        await api.controller.drain(name, options.reason, options.preempt, asker.principal.user)
+        return reply(answers.Drained(name=name, drained=True))
+
+    @router.post(
+        "/v1/nodes/{name}/undrain",
+        response_model=answers.Drained,
+        responses=faults(403, 404, 409, 413, 503),
+        openapi_extra=takes(answers.NothingIn, required=False),
+        operation_id="undrain",
+    )
+    async def undrain(request: Request, name: NodePath) -> Response:
+        """Use a node again."""
+        asker = asker_of(request)
+        asker.must_be_admin()
+        await api.body(request, answers.NothingIn)
+        await api.controller.undrain(name, asker.principal.user)
+        return reply(answers.Drained(name=name, drained=False))
+
+    @router.get("/v1/events", response_model=answers.Events, responses=faults(), operation_id="events")
+    async def events(
+        request: Request,
+        after: Annotated[int, Query(ge=0, le=MAX_SEQ)] = 0,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    ) -> Response:
+        """What happened, oldest first, as far as you may see it."""
+        viewer = asker_of(request).viewer
+
+        def page(c: Connection) -> answers.Events:
+            rows = db.events_after(c, seq=after, viewer=viewer, limit=limit)
+            return answers.Events(events=[answers.event(row) for row in rows])
+
+        return reply(await api.read(page))
+
+    @router.get(
+        "/v1/stream",
+        response_class=StreamingResponse,
+        responses={
+            200: {
+                "description": "Server-sent events without end; `id` is the seq, `event` the kind, `data` an Event.",
+                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            },
+            **faults(),
+        },
+        openapi_extra={
+            "parameters": [
+                {
+                    "name": "Last-Event-ID",
+                    "in": "header",
+                    "required": False,
+                    "description": "Begin behind this seq; without it: with what happens from now on.",
+                    "schema": {"type": "string", "pattern": "^[0-9]{1,18}$"},
+                }
+            ]
+        },
+        operation_id="stream",
+    )
+    async def stream(request: Request) -> Response:
+        """Changes as they happen. A reader that is too slow gets "lagged" and should come back with its last seq."""
+        asker = asker_of(request)
+        after = _last_event(request.headers.get("last-event-id"))
+        place = api.places.one(asker.key, "streams", api.limits.streams_per_token)
+        place.__enter__()  # given back when the stream ends, not when this function does
+        return StreamingResponse(
+            _guarded(api, asker, after, place),
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+            media_type="text/event-stream",
+        )
+
+    @router.get("/v1/status", response_model=answers.Status, responses=faults(), operation_id="status")
+    async def status(request: Request) -> Response:
+        """How the cluster is. Jobs are counted as far as you may see them."""
+        asker = asker_of(request)
+        found = dict(api.controller.status())
+        if not asker.principal.is_admin:
+            found["jobs"] = await api.read(lambda c: db.count_by_state(c, asker.viewer))
+        return reply(answers.Status(**found))
+
+    @router.get(
+        "/v1/schema/job",
+        response_class=Response,
+        responses={
+            200: {
+                "description": "JSON Schema of a job file.",
+                "content": {"application/schema+json": {"schema": {"type": "object"}}},
+            },
+            **faults(),
+        },
+        operation_id="job_schema",
+    )
+    async def schema_of_job() -> Response:
+        """The JSON Schema of a job, for editors."""
+        import json
+
+        return Response(json.dumps(schema), media_type="application/schema+json")
+
+    @router.get("/v1/healthz", response_model=answers.Health, operation_id="healthz")
+    async def healthz() -> Response:
+        """Whether the server answers; needs no token."""
+        return reply(answers.Health(ok=True))
+
+    @router.get(
+        "/metrics",
+        response_class=Response,
+        responses={
+            200: {
+                "description": "For Prometheus.",
+                "content": {"text/plain": {"schema": {"type": "string"}}},
+            },
+            **faults(403),
+        },
+        operation_id="metrics",
+    )
+    async def metrics(request: Request) -> Response:
+        """Figures for Prometheus; for admins, since they tell about all tenants."""
+        asker_of(request).must_be_admin()
+        return Response(api.metrics.text(), media_type=CONTENT_TYPE)
+
+    @router.post(
+        "/v1/snapshots",
+        status_code=201,
+        response_model=answers.Snapshot,
+        responses=faults(413, 503),
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}},
+            },
+            "parameters": [
+                {
+                    "name": "X-Thebes-Digest",
+                    "in": "header",
+                    "required": False,
+                    "description": "SHA-256 of the archive, to be checked on arrival.",
+                    "schema": {"type": "string", "pattern": f"^{DIGEST.pattern}$"},
+                }
+            ],
+        },
+        operation_id="upload_snapshot",
+    )
+    async def upload(request: Request) -> Response:
+        """A work directory as .tar.gz: files, folders and links that stay inside."""
+        asker = asker_of(request)
+        expected = request.headers.get("x-thebes-digest")
+        if expected is not None and not DIGEST.fullmatch(expected):
+            raise Invalid("X-Thebes-Digest: 64 hexadecimal digits")
+        announced = request.headers.get("content-length", "")
+        if announced.isdigit() and int(announced) > api.limits.snapshot_bytes:
+            raise too_large(api.limits.snapshot_bytes)
+        with api.places.one(asker.key, "uploads", api.limits.uploads_per_token):
+            digest, size = await api.snapshots.receive(request.stream(), expected)
+        return reply(answers.Snapshot(digest=digest, bytes=size), 201)
+
+    return router
+
+
+def _last_event(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise Invalid("Last-Event-ID: the number of an event")
+    return int(text)
+
+
+async def _guarded(api: Api, asker: Asker, after: int | None, place: Any) -> AsyncIterator[bytes]:
+    owners: dict[str, bool] = {}
+
+    async def stored(seq: int) -> list[dict[str, Any]]:
+        rows = await api.read(lambda c: db.events_after(c, seq=seq, viewer=asker.viewer, limit=PAGE))
+        return [dataclasses.asdict(row) for row in rows]
+
+    async def visible(event: Mapping[str, Any]) -> bool:
+        if asker.principal.is_admin:
+            return True
+        job_id = event.get("job_id")
+        if job_id is None:
+            return event.get("node") is not None
+        if job_id not in owners:
+            if len(owners) > 10_000:
+                owners.clear()
+            row = await api.read(lambda c: db.get_job(c, job_id))
+            owners[job_id] = row is not None and asker.viewer.sees(row)
+        return owners[job_id]
+
+    api.metrics.stream_opened()
+    try:
+        async for block in event_stream(api.controller.changes, after, stored, visible, api.closing):
+            yield block
+    finally:
+        api.metrics.stream_closed()
+        place.__exit__(None, None, None)
+
+
+async def _without_strangers(api: Api, asker: Asker, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return found

@@ -1,0 +1,119 @@
+"""Waiting for changes: who waits for a job is woken by its events, and a stream hands events on as they come.
+
+One subscription serves all who wait for a job, however many. A stream has its own; when its reader is too slow the
+stream ends with "lagged", and the reader comes back with the last seq it has seen: nothing is missed, nothing doubled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+KEEP_ALIVE_S = 15.0
+PAGE = 500
+
+
+class Changes(Protocol):
+    """What the controller offers: a queue of event dicts per subscriber, ended by "lagged" when it overflows."""
+
+    def subscribe(self) -> asyncio.Queue[dict[str, Any]]: ...
+
+    def unsubscribe(self, queue: asyncio.Queue[dict[str, Any]]) -> None: ...
+
+
+class Bulletin:
+    """Wakes those who wait for something to happen to a job; a member's news is also its array's."""
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def watch(self, job_id: str) -> Iterator[asyncio.Event]:
+        """An event that is set whenever something has happened to the job; clear it before looking at the job."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(self._changes.subscribe()))
+        bell = asyncio.Event()
+        self._waiting[job_id].add(bell)
+        try:
+            yield bell
+        finally:
+            self._waiting[job_id].discard(bell)
+            if not self._waiting[job_id]:
+                del self._waiting[job_id]
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self, queue: asyncio.Queue[dict[str, Any]]) -> None:
+        try:
+            while True:
+                change = await queue.get()
+                if change.get("kind") == "lagged":
+                    queue = self._changes.subscribe()
+                    self._ring(list(self._waiting))
+                elif job_id := change.get("job_id"):
+                    self._ring([job_id, job_id.partition("_")[0]])
+        finally:
+            self._changes.unsubscribe(queue)
+
+    def _ring(self, job_ids: list[str]) -> None:
+        for job_id in job_ids:
+            for bell in self._waiting.get(job_id, ()):
+                bell.set()
+
+
+async def wait_for(bell: asyncio.Event, timeout_s: float) -> None:
+    """Until the bell rings or the time is over."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(bell.wait(), timeout_s)
+
+
+async def event_stream(
+    changes: Changes,
+    after: int | None,
+    stored: Callable[[int], Any],
+    visible: Callable[[Mapping[str, Any]], Any],
+    closing: asyncio.Event,
+) -> AsyncIterator[bytes]:
+    """Server-sent events. `stored(seq)` awaits a page of events after seq; `visible(event)` awaits whether to show it.
+
+    Subscribed first, then read from the store, then live: an event that comes by both ways is told once.
+    """
+    queue = changes.subscribe()
+    try:
+        yield b": thebes\n\n"
+        last = after
+        while last is not None:
+            page = await stored(last)
+            for event in page:
+                yield _frame(event)
+                last = event["seq"]
+            if len(page) < PAGE:
+                break
+        while not closing.is_set():
+            try:
+                event = await asyncio.wait_for(queue.get(), KEEP_ALIVE_S)
+            except TimeoutError:
+                yield b": still here\n\n"
+                continue
+            if event.get("kind") == "lagged":
+                yield b'event: lagged\ndata: {"kind": "lagged"}\n\n'
+                return
+            if (last is None or event["seq"] > last) and await visible(event):
+                yield _frame(event)
+    finally:
+        changes.unsubscribe(queue)
+
+
+def _frame(event: Mapping[str, Any]) -> bytes:
+    data = json.dumps(event, default=str)  # JSON has no line breaks
+    return f"id: {event['seq']}\nevent: {event['kind']}\ndata: {data}\n\n".encode()
