@@ -322,8 +322,8 @@ def explain(error: OSError, path: Path, what: str) -> UserError:
         errno.EROFS: ("the file system is read-only", "choose another folder with --dir"),
         errno.ENOSPC: ("the disk is full", "free some space and try again"),
         errno.EDQUOT: ("your disk quota is used up", "free some space and try again"),
-        errno.ENOTDIR: ("a part of the path is not a folder", "choose another folder with --dir"),
-        errno.EEXIST: ("there is a file of that name", "choose another folder with --dir"),
+        errno.ENOTDIR: ("a part of the path is a file", "choose another folder with --dir"),
+        errno.EEXIST: ("a part of the path is a file", "choose another folder with --dir"),
         errno.ENAMETOOLONG: ("the path is too long", "choose a shorter folder with --dir"),
         errno.ENOENT: ("no such file or folder", "is the instance up? `thebes status` tells"),
     }

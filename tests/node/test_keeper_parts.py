@@ -1,0 +1,247 @@
+"""The keeper with real processes for parts: it starts them, starts them again, adopts them and stops them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from thebes.node.instance import Instance
+from thebes.node.keeper import FIRST_DELAY_S, LONGEST_DELAY_AFTER_KILL_S, stop_instance
+
+T = TypeVar("T")
+
+# A keeper whose parts are small scripts: PART.py in the folder, which hold the lock of their name as real ones do.
+KEEPER = """
+import sys
+from pathlib import Path
+from thebes.node.instance import Instance, JsonLines
+from thebes.node.keeper import Keeper, Part
+instance = Instance.at(sys.argv[1])
+parts = [Part(n, (sys.executable, str(instance.dir / f"{n}.py"), str(instance.dir), n)) for n in sys.argv[2:]]
+with instance.hold_lock("keeper") as lock:
+    Keeper(instance, lock, parts, JsonLines(instance.log / "keeper.jsonl")).run()
+"""
+
+PART = """
+import signal, sys, time
+from thebes.node.instance import Instance
+lock = Instance.at(sys.argv[1]).hold_lock(sys.argv[2])
+signal.pause()
+"""
+
+STUBBORN = PART.replace("signal.pause()", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(60)")
+FAILING = "import sys\nprint('error: the moon is full\\n  → wait', file=sys.stderr)\nsys.exit(2)\n"
+
+
+def eventually(look: Callable[[], T], timeout_s: float = 10.0) -> T:
+    """The first answer that is not empty."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+class Kept:
+    """An instance folder with a keeper and its parts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.instance = Instance.at(folder)
+        self.instance.create()
+        self.names: list[str] = []
+        self.keepers: list[subprocess.Popen[bytes]] = []
+
+    def part(self, name: str, source: str = PART) -> None:
+        (self.instance.dir / f"{name}.py").write_text(source)
+        self.names.append(name)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", KEEPER, str(self.instance.dir), *self.names]
+        self.keepers.append(subprocess.Popen(command, start_new_session=True))
+        eventually(lambda: self.instance.holder_pid("keeper") == self.keepers[-1].pid)
+        return self.keepers[-1]
+
+    def pid(self, name: str) -> int:
+        return eventually(lambda: self.instance.holder_pid(name) or 0)
+
+    def log(self, event: str) -> list[dict[str, Any]]:
+        path = self.instance.log / "keeper.jsonl"
+        entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [entry for entry in entries if entry["event"] == event]
+
+    def clean_up(self) -> None:
+        for keeper in self.keepers:
+            keeper.kill()
+            keeper.wait()
+        for name in self.names:
+            pid = self.instance.holder_pid(name)
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    made = Kept(tmp_path / "instance")
+    yield made
+    made.clean_up()
+
+
+def test_parts_are_started_in_sessions_of_their_own(kept: Kept) -> None:
+    kept.part("controller")
+    kept.part("agent-n0")
+    keeper = kept.start()
+    for name in kept.names:
+        assert os.getsid(kept.pid(name)) == kept.pid(name)
+        assert Path(f"/proc/{kept.pid(name)}/fd/0").readlink() == Path("/dev/null")
+    assert os.getsid(keeper.pid) == keeper.pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_part_that_dies_is_started_again(kept: Kept, number: signal.Signals) -> None:
+    kept.part("controller")
+    kept.start()
+    first = kept.pid("controller")
+    os.kill(first, number)
+    began = time.monotonic()
+    eventually(lambda: kept.instance.holder_pid("controller") not in (None, first))
+    assert time.monotonic() - began < 5.0
+    (death,) = kept.log("died")
+    assert (death["part"], death["pid"], death["code"]) == ("controller", first, -number)
+
+
+def test_a_part_that_keeps_failing_is_tried_more_and_more_slowly_and_quoted(kept: Kept) -> None:
+    kept.part("controller", FAILING)
+    kept.part("agent-n0")
+    kept.start()
+    deaths = eventually(lambda: kept.log("died") if len(kept.log("died")) >= 3 else [])
+    assert [death["again_in_s"] for death in deaths[:3]] == [FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S]
+    assert {death["code"] for death in deaths} == {2}
+    assert deaths[0]["said"] == "error: the moon is full\n  → wait"
+    assert kept.pid("agent-n0")  # the others are not touched by it
+
+
+def test_a_part_that_is_killed_again_and_again_is_not_kept_waiting(kept: Kept) -> None:
+    kept.part("agent-n0")
+    kept.start()
+    killed: list[int] = []
+    for _ in range(5):
+        killed.append(
+            eventually(lambda: (kept.instance.holder_pid("agent-n0") or 0) not in (0, *killed) and kept.pid("agent-n0"))
+        )
+        os.kill(killed[-1], signal.SIGKILL)
+    deaths = eventually(lambda: kept.log("died") if len(kept.log("died")) == 5 else [])
+    assert max(death["again_in_s"] for death in deaths) <= LONGEST_DELAY_AFTER_KILL_S
+
+
+def test_a_new_keeper_adopts_what_lives_and_waits_on_it(kept: Kept) -> None:
+    kept.part("controller")
+    kept.part("agent-n0")
+    old = kept.start()
+    pids = {name: kept.pid(name) for name in kept.names}
+    old.kill()
+    old.wait()
+    kept.start()
+    eventually(lambda: len(kept.log("adopted")) == 2)
+    assert {name: kept.pid(name) for name in kept.names} == pids
+    os.kill(pids["controller"], signal.SIGKILL)
+    eventually(lambda: kept.instance.holder_pid("controller") not in (None, pids["controller"]))
+    assert kept.pid("agent-n0") == pids["agent-n0"]
+
+
+def test_a_part_that_lost_the_race_for_its_lock_gives_way_to_the_winner(kept: Kept) -> None:
+    kept.part("controller", PART.replace("lock =", "import time; time.sleep(0.5)\nlock ="))
+    first = kept.start()
+    eventually(lambda: kept.log("started"))
+    first.kill()  # its part has not taken the lock yet, so that the next keeper starts a second one
+    first.wait()
+    kept.start()
+    eventually(lambda: kept.log("adopted"))
+    starts = [entry["pid"] for entry in kept.log("started")]
+    assert kept.pid("controller") in starts
+    assert [death["pid"] for death in kept.log("died")] == [pid for pid in starts if pid != kept.pid("controller")]
+
+
+def test_sigterm_stops_the_controller_first_then_the_agents(kept: Kept) -> None:
+    kept.part("agent-n0")
+    kept.part("agent-n1")
+    kept.part("controller")
+    keeper = kept.start()
+    for name in kept.names:
+        kept.pid(name)
+    keeper.terminate()
+    assert keeper.wait(10) == 0
+    assert [kept.instance.holder_pid(name) for name in kept.names] == [None] * 3
+    assert not kept.log("died")
+    assert not kept.log("killed")
+    assert kept.log("stopped")
+
+
+def test_a_part_that_does_not_stop_is_killed(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.part("agent-n0", STUBBORN)
+    keeper = kept.start()
+    kept.pid("agent-n0")
+    keeper.terminate()
+    assert keeper.wait(15) == 0
+    assert kept.instance.holder_pid("agent-n0") is None
+    assert [entry["part"] for entry in kept.log("killed")] == ["agent-n0"]
+
+
+def test_stopping_an_instance_whose_keeper_is_dead(kept: Kept) -> None:
+    kept.part("controller")
+    kept.part("agent-n0")
+    keeper = kept.start()
+    for name in kept.names:
+        kept.pid(name)
+    keeper.kill()
+    keeper.wait()
+    assert stop_instance(kept.instance, ["n0"]) == []
+    assert [kept.instance.holder_pid(name) for name in kept.names] == [None, None]
+
+
+def test_an_instance_whose_folder_was_removed_stops(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.part("agent-n0")
+    keeper = kept.start()
+    part = os.pidfd_open(kept.pid("agent-n0"))
+    shutil.rmtree(kept.instance.dir)
+    assert keeper.wait(10) == 0
+    with pytest.raises(ProcessLookupError):
+        signal.pidfd_send_signal(part, 0)
+    os.close(part)
+
+
+def test_a_second_keeper_leaves_the_first_alone(kept: Kept) -> None:
+    kept.part("agent-n0")
+    first = kept.start()
+    command = [sys.executable, "-m", "thebes.node.keeper", str(kept.instance.dir)]
+    assert subprocess.run(command, timeout=10, check=False).returncode == 0
+    assert kept.instance.holder_pid("keeper") == first.pid
+
+
+def test_a_keeper_without_a_configuration_says_so(kept: Kept) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "thebes.node.keeper", str(kept.instance.dir)],
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=False,
+    )
+    assert ran.returncode == 2
+    assert "config.json cannot be read" in ran.stderr
+
+
+def test_the_keeper_is_small() -> None:
+    code = "import sys, thebes.node.keeper; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"numpy", "pydantic", "asyncio", "sqlalchemy", "typer"} & set(loaded)
