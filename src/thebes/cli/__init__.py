@@ -1,26 +1,63 @@
-"""The command line: thin. Each command parses, calls, prints; what it needs beyond Typer it imports when it runs."""
+"""The command line: thin. Each command parses, calls, prints; what it needs beyond Typer it imports when it runs.
+
+Only the command that was asked for is imported and built: with thirty of them, building all takes longer than most
+answers. `thebes --help`, completion and typing errors build them all.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from thebes.cli import catalogue, simulate, trace
+SIMULATE, JOBS, CLUSTER, ADMIN = "Simulate", "Jobs", "Live cluster", "Administration"
 
-app = typer.Typer(
-    name="thebes",
-    help="Schedule deep-learning training on GPU clusters, and simulate it with the very same policies.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("simulate")(simulate.simulate)
-app.command("compare")(simulate.compare)
-app.add_typer(catalogue.policies, name="policies")
-app.command("placements")(catalogue.placements)
-app.add_typer(trace.app, name="trace")
+
+@dataclass(frozen=True)
+class Entry:
+    """A command, or a group of commands, and where it is written."""
+
+    module: str
+    attribute: str
+    panel: str
+    is_group: bool = False
+    settings: str = ""  # name of a dict of further arguments for Typer
+
+
+COMMANDS = {
+    "simulate": Entry("simulate", "simulate", SIMULATE),
+    "compare": Entry("simulate", "compare", SIMULATE),
+    "policies": Entry("catalogue", "policies", SIMULATE, is_group=True),
+    "placements": Entry("catalogue", "placements", SIMULATE),
+    "trace": Entry("trace", "app", SIMULATE, is_group=True),
+    "up": Entry("instance", "up", CLUSTER),
+    "down": Entry("instance", "down", CLUSTER),
+    "status": Entry("instance", "status", CLUSTER),
+    "doctor": Entry("instance", "doctor", CLUSTER),
+    "top": Entry("top", "top", CLUSTER),
+    "nodes": Entry("nodes", "nodes", CLUSTER),
+    "events": Entry("follow", "events", CLUSTER),
+    "submit": Entry("submit", "submit", JOBS, settings="SETTINGS"),
+    "ps": Entry("jobs", "ps", JOBS),
+    "show": Entry("jobs", "show", JOBS),
+    "logs": Entry("follow", "logs", JOBS),
+    "attach": Entry("follow", "attach", JOBS),
+    "wait": Entry("act", "wait", JOBS),
+    "cancel": Entry("act", "cancel", JOBS),
+    "hold": Entry("act", "hold", JOBS),
+    "release": Entry("act", "release", JOBS),
+    "requeue": Entry("act", "requeue", JOBS),
+    "preempt": Entry("act", "preempt", JOBS),
+    "drain": Entry("nodes", "drain", ADMIN),
+    "undrain": Entry("nodes", "undrain", ADMIN),
+    "token": Entry("instance", "token", ADMIN, is_group=True),
+    "tenant": Entry("instance", "tenant", ADMIN, is_group=True),
+}
 
 
 def _version(wanted: bool) -> None:
@@ -31,7 +68,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
@@ -40,10 +76,41 @@ def _root(
     pass
 
 
+def build(words: Sequence[str] = ()) -> typer.Typer:
+    """The command line as far as these words need it."""
+    app = typer.Typer(
+        name="thebes",
+        help="Schedule deep-learning training on GPU clusters, and simulate it with the very same policies.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    wanted = words[0] if words else ""
+    names = [wanted] if wanted in COMMANDS and "_THEBES_COMPLETE" not in os.environ else COMMANDS
+    for name in names:
+        entry = COMMANDS[name]
+        module = import_module(f"thebes.cli.{entry.module}")
+        found = getattr(module, entry.attribute)
+        if entry.is_group:
+            app.add_typer(found, name=name, rich_help_panel=entry.panel)
+        else:
+            more = getattr(module, entry.settings) if entry.settings else {}
+            app.command(name, rich_help_panel=entry.panel, **more)(found)
+    return app
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """`app`: the whole command line, for those who want to look at it."""
+    if name != "app":
+        raise AttributeError(f"module 'thebes.cli' has no attribute '{name}'")
+    return build()
+
+
 def main() -> None:
     """Run the command line; a UserError becomes one message on stderr and exit code 2."""
     try:
-        app()
+        build(sys.argv[1:])()
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         sys.exit(130)
