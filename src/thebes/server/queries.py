@@ -13,8 +13,7 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, func, select, union
-from sqlalchemy.sql.dml import Update
+from sqlalchemy import Connection, Row, Select, bindparam, func, literal_column, or_, select, union
 
 from thebes.model.errors import UserError
 from thebes.server.principal import Viewer
@@ -25,11 +24,13 @@ from thebes.server.schema import (
     attempts,
     counters,
     dependencies,
+    job_counts,
     jobs,
     meta,
     nodes,
     specs,
 )
+from thebes.server.sqlite import Prepared
 from thebes.server.store_errors import StoreConflict
 
 MAX_PAGE = 1000
@@ -43,13 +44,36 @@ _JOBS_BY_KEY = _JOB.where(jobs.c.user == bindparam("user"), jobs.c.client_key ==
     jobs.c.seq
 )
 _ALIVE = _JOB.where(jobs.c.state.in_(ALIVE_STATES)).order_by(jobs.c.seq)
-_INSERT_JOB, _INSERT_SPEC, _INSERT_DEPENDENCY = jobs.insert(), specs.insert(), dependencies.insert()
+_INSERT_JOBS, _INSERT_DEPENDENCY = jobs.insert(), dependencies.insert()
+_INSERT_JOB = Prepared(
+    jobs.insert().values({column.name: bindparam(column.name) for column in jobs.c if column.name != "seq"})
+)
+_INSERT_SPEC = Prepared(specs.insert().values(body=bindparam("body")))
 _SPEC = select(specs.c.body).where(specs.c.id == bindparam("id"))
 _SPECS = select(specs.c.id, specs.c.body).where(specs.c.id.in_(bindparam("ids", expanding=True)))
-_COUNT_UP = counters.update().where(counters.c.name == "job").values(value=counters.c.value + 1)
-_COUNT = select(counters.c.value).where(counters.c.name == "job")
+_JOB_COUNTER = counters.c.name == literal_column("'job'")
+_COUNT_UP = Prepared(counters.update().where(_JOB_COUNTER).values(value=counters.c.value + literal_column("1")))
+_COUNT = Prepared(select(counters.c.value).where(_JOB_COUNTER))
+_KIND_OF_JOB = Prepared(select(jobs.c.user, jobs.c.tenant, jobs.c.state).where(jobs.c.id == bindparam("id")))
+_COUNT_MORE = Prepared(
+    job_counts.update()
+    .where(
+        job_counts.c.user == bindparam("of_user"),
+        job_counts.c.tenant == bindparam("of_tenant"),
+        job_counts.c.state == bindparam("of_state"),
+    )
+    .values(number=job_counts.c.number + bindparam("more"))
+)
+_COUNT_FIRST = Prepared(
+    job_counts.insert().values(
+        user=bindparam("of_user"), tenant=bindparam("of_tenant"), state=bindparam("of_state"), number=bindparam("more")
+    )
+)
+_KEY_IS_USED = Prepared(
+    select(literal_column("1")).where(jobs.c.user == bindparam("user"), jobs.c.client_key == bindparam("client_key"))
+)
 
-_JOB_IS_FIXED = {"seq", "id", "array_id", "array_index", "user", "client_key", "submission", "spec", "submit_s"}
+_JOB_IS_FIXED = {"seq", "id", "array_id", "array_index", "user", "tenant", "client_key", "submission", "submit_s"}
 _JOB_MAY_CHANGE = frozenset(column.name for column in _JOB_COLUMNS) - _JOB_IS_FIXED
 
 
@@ -78,16 +102,18 @@ def create_jobs(
     submission = None
     if client_key is not None:
         submission = _submission_digest(spec_json, members, tenant, held)
-        if earlier := c.execute(_JOBS_BY_KEY, {"user": user, "client_key": client_key}).all():
+        key = {"user": user, "client_key": client_key}
+        if _KEY_IS_USED.run(c, key).fetchone():
+            earlier = c.execute(_JOBS_BY_KEY, key).all()
             if earlier[0].submission != submission:
                 raise StoreConflict(
                     f"the key {client_key!r} was used for another job ({earlier[0].array_id or earlier[0].id})",
                     hint="A key names one submission and makes its retries harmless; take a new key for a new job.",
                 )
             return _with_specs(c, earlier)
-    c.execute(_COUNT_UP)
-    number = str(c.execute(_COUNT).scalar_one())
-    spec_id = c.execute(_INSERT_SPEC, {"body": spec_json}).inserted_primary_key[0]
+    _COUNT_UP.run(c)
+    number = str(_COUNT.run(c).fetchone()[0])
+    spec_id = _INSERT_SPEC.insert(c, {"body": spec_json})
     common: dict[str, Any] = {
         "user": user,
         "tenant": tenant,
@@ -111,14 +137,15 @@ def create_jobs(
         "client_key": client_key,
         "submission": submission,
     }
+    _count(c, user, tenant, common["state"], len(members))
     if after_ids := list(dict.fromkeys(after)):
         c.execute(_INSERT_DEPENDENCY, [{"job_id": number, "after_id": after_id} for after_id in after_ids])
     if members[0] is None:
         values = {"id": number, "array_id": None, "array_index": None, **common}
-        seq = c.execute(_INSERT_JOB, {"spec_id": spec_id, **values}).inserted_primary_key[0]
+        seq = _INSERT_JOB.insert(c, {"spec_id": spec_id, **values})
         return [JobRow(seq=seq, spec=spec_json, **values)]
     c.execute(
-        _INSERT_JOB,
+        _INSERT_JOBS,
         [
             {"id": f"{number}_{index}", "array_id": number, "array_index": index, "spec_id": spec_id, **common}
             for index in members
@@ -139,13 +166,25 @@ def update_job(c: Connection, job_id: str, **columns: Any) -> None:
         return
     if unknown := columns.keys() - _JOB_MAY_CHANGE:
         raise TypeError(f"a job's {', '.join(sorted(unknown))} cannot be set")
-    if c.execute(_job_update(tuple(columns)), {"which": job_id, **columns}).rowcount != 1:
+    if "state" in columns and (before := _KIND_OF_JOB.run(c, {"id": job_id}).fetchone()):
+        user, tenant, state = before
+        if state != columns["state"]:
+            _count(c, user, tenant, state, -1)
+            _count(c, user, tenant, columns["state"], 1)
+    if _job_update(tuple(columns)).run(c, {"which": job_id, **columns}).rowcount != 1:
         raise KeyError(job_id)
 
 
 @lru_cache(maxsize=256)
-def _job_update(names: tuple[str, ...]) -> Update:
-    return jobs.update().where(jobs.c.id == bindparam("which")).values({name: bindparam(name) for name in names})
+def _job_update(names: tuple[str, ...]) -> Prepared:
+    change = {name: bindparam(name) for name in names}
+    return Prepared(jobs.update().where(jobs.c.id == bindparam("which")).values(change))
+
+
+def _count(c: Connection, user: str, tenant: str, state: str, more: int) -> None:
+    values = {"of_user": user, "of_tenant": tenant, "of_state": state, "more": more}
+    if not _COUNT_MORE.run(c, values).rowcount:
+        _COUNT_FIRST.run(c, values)
 
 
 def get_job(c: Connection, job_id: str) -> JobRow | None:
@@ -282,12 +321,12 @@ def _seq_of(cursor: str | None) -> int | None:
 def count_by_state(c: Connection, viewer: Viewer) -> dict[str, int]:
     """How many jobs the viewer may see, for every state."""
     counted = dict.fromkeys(STATES, 0)
-    conditions = [()] if viewer.is_admin else [(jobs.c.user == viewer.user,)]
-    if not viewer.is_admin and viewer.sees_tenant:
-        conditions.append((jobs.c.tenant == viewer.tenant, jobs.c.user != viewer.user))
-    for condition in conditions:
-        for state, number in c.execute(select(jobs.c.state, func.count()).where(*condition).group_by(jobs.c.state)):
-            counted[state] += number
+    seen = []
+    if not viewer.is_admin:
+        own = job_counts.c.user == viewer.user
+        seen = [or_(own, job_counts.c.tenant == viewer.tenant) if viewer.sees_tenant else own]
+    statement = select(job_counts.c.state, func.sum(job_counts.c.number)).where(*seen).group_by(job_counts.c.state)
+    counted.update((state, number) for state, number in c.execute(statement))
     return counted
 
 
@@ -299,7 +338,7 @@ _ATTEMPT = select(*_ATTEMPT_COLUMNS)
 _ATTEMPTS_OF = _ATTEMPT.where(attempts.c.job_id == bindparam("id")).order_by(attempts.c.incarnation)
 _ATTEMPT_BY_ID = _ATTEMPT.where(attempts.c.job_id == bindparam("id"), attempts.c.incarnation == bindparam("number"))
 _OPEN_ATTEMPTS = _ATTEMPT.where(attempts.c.ended_s.is_(None)).order_by(attempts.c.created_s, attempts.c.job_id)
-_INSERT_ATTEMPT = attempts.insert()
+_INSERT_ATTEMPT = Prepared(attempts.insert().values({name: bindparam(name) for name in _ATTEMPT_NAMES}))
 _PARTS, _CODES = (list(_ATTEMPT_COLUMNS).index(attempts.c[name]) for name in ("parts", "codes"))
 _ATTEMPT_DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(_ATTEMPT_NAMES),
@@ -317,7 +356,7 @@ _ATTEMPT_DEFAULTS: dict[str, Any] = {
 def insert_attempt(c: Connection, job_id: str, incarnation: int, *, created_s: float, **columns: Any) -> None:
     """A new incarnation; `parts` are pairs (node, GPUs). IntegrityError if it exists or the job does not."""
     values = {**_ATTEMPT_DEFAULTS, **_attempt_values(columns)}
-    c.execute(_INSERT_ATTEMPT, {**values, "job_id": job_id, "incarnation": incarnation, "created_s": created_s})
+    _INSERT_ATTEMPT.run(c, {**values, "job_id": job_id, "incarnation": incarnation, "created_s": created_s})
 
 
 def update_attempt(c: Connection, job_id: str, incarnation: int, **columns: Any) -> None:
@@ -326,14 +365,14 @@ def update_attempt(c: Connection, job_id: str, incarnation: int, **columns: Any)
         return
     values = _attempt_values(columns)
     statement = _attempt_update(tuple(values))
-    if c.execute(statement, {"which": job_id, "number": incarnation, **values}).rowcount != 1:
+    if statement.run(c, {"which": job_id, "number": incarnation, **values}).rowcount != 1:
         raise KeyError(f"{job_id}.{incarnation}")
 
 
 @lru_cache(maxsize=256)
-def _attempt_update(names: tuple[str, ...]) -> Update:
+def _attempt_update(names: tuple[str, ...]) -> Prepared:
     which = (attempts.c.job_id == bindparam("which"), attempts.c.incarnation == bindparam("number"))
-    return attempts.update().where(*which).values({name: bindparam(name) for name in names})
+    return Prepared(attempts.update().where(*which).values({name: bindparam(name) for name in names}))
 
 
 def _attempt_values(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ jobs = Table(
 # filters be answered from the index alone.
 Index("jobs_by_state", jobs.c.state, jobs.c.seq)
 Index("jobs_by_user", jobs.c.user, jobs.c.state, jobs.c.seq, jobs.c.tenant, jobs.c.name)
-Index("jobs_by_tenant", jobs.c.tenant, jobs.c.state, jobs.c.seq, jobs.c.name)
+Index("jobs_by_tenant", jobs.c.tenant, jobs.c.state, jobs.c.seq, jobs.c.user, jobs.c.name)
 Index("jobs_by_name", jobs.c.name, jobs.c.state, jobs.c.seq, sqlite_where=jobs.c.name.is_not(None))
 Index("jobs_by_array", jobs.c.array_id, jobs.c.seq, sqlite_where=jobs.c.array_id.is_not(None))
 # In a plain UNIQUE two NULLs differ, and a single job has no array index.
@@ -90,6 +90,17 @@ Index(
     func.coalesce(jobs.c.array_index, -1),
     unique=True,
     sqlite_where=jobs.c.client_key.is_not(None),
+)
+
+# How many jobs there are of each sort, kept by create_jobs and update_job: to count them would take longer and longer.
+job_counts = Table(
+    "job_counts",
+    metadata,
+    Column("user", Text, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("number", Integer, nullable=False),
+    PrimaryKeyConstraint("user", "tenant", "state"),
 )
 
 # `job_id` is the number shared by an array, or the id of a single job; `after_id` may name an array too.

@@ -10,11 +10,15 @@ import contextlib
 import os
 import sqlite3
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool, QueuePool
+from sqlalchemy.sql.elements import CompilerElement
 
 from thebes.model.errors import UserError
 from thebes.server.store_errors import StoreUnavailable
@@ -22,6 +26,7 @@ from thebes.server.store_errors import StoreUnavailable
 Error = sqlite3.Error
 
 HEADER = b"SQLite format 3\0"
+_DIALECT = SQLiteDialect_pysqlite(paramstyle="qmark")
 BUSY_TIMEOUT_MS = 5_000
 QUICK_CHECK_S = 0.5  # a big store is checked as far as this goes: a restart must not take minutes
 
@@ -56,7 +61,11 @@ def fault_of(error: BaseException | None) -> str | None:
 def writer_engine(path: Path) -> Engine:
     """One connection at a time, for the writer thread and for migrations."""
     return create_engine(
-        "sqlite://", creator=lambda: _connect(path, writes=True), poolclass=NullPool, isolation_level="AUTOCOMMIT"
+        "sqlite://",
+        creator=lambda: _connect(path, writes=True),
+        poolclass=NullPool,
+        isolation_level="AUTOCOMMIT",
+        hide_parameters=True,  # they may be environment values, and errors are logged
     )
 
 
@@ -69,6 +78,7 @@ def reader_engine(path: Path) -> Engine:
         pool_size=8,
         max_overflow=-1,
         isolation_level="AUTOCOMMIT",
+        hide_parameters=True,
     )
 
 
@@ -93,6 +103,32 @@ def driver(connection: Connection) -> sqlite3.Connection:
     raw = connection.connection.driver_connection
     assert isinstance(raw, sqlite3.Connection)
     return raw
+
+
+class Prepared:
+    """A statement compiled once and handed to the driver directly, for what every submit and change of state does.
+
+    SQLAlchemy's own way costs about 25 µs, seven times what SQLite needs. All parameters must be named ones, and rows
+    come as the driver gives them: a boolean is 0 or 1.
+    """
+
+    def __init__(self, statement: CompilerElement) -> None:
+        compiled = statement.compile(dialect=_DIALECT)
+        self._sql = str(compiled)
+        self._names = tuple(compiled.positiontup or ())
+
+    def run(self, c: Connection, values: Mapping[str, Any] | None = None) -> sqlite3.Cursor:
+        parameters = [values[name] for name in self._names] if values else []
+        try:
+            return driver(c).execute(self._sql, parameters)
+        except sqlite3.IntegrityError as error:
+            raise IntegrityError(self._sql, None, error, hide_parameters=True) from error
+
+    def insert(self, c: Connection, values: Mapping[str, Any]) -> int:
+        """The integer primary key of the new row."""
+        number = self.run(c, values).lastrowid
+        assert number is not None
+        return number
 
 
 def begin_write(raw: sqlite3.Connection) -> None:
