@@ -16,9 +16,10 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -28,9 +29,6 @@ from thebes.server import jsonlog
 from thebes.server.config import Config, check_listening, load, resolve
 
 if TYPE_CHECKING:
-    from fastapi import APIRouter
-
-    from thebes.server.controller import Controller
     from thebes.server.store import Store
 
 EXIT_STOPPED = 0
@@ -51,10 +49,8 @@ def listen(config: Config, last_url: str | None) -> socket.socket:
     """A listening socket. Without a configured port the last one is tried first: clients then find us again."""
     address = resolve(config.host)[0]
     if config.port == 0:
-        last_port = int(last_url.rpartition(":")[2]) if last_url and last_url.rpartition(":")[2].isdigit() else 0
-        if last_port:
-            with suppress(UserError):
-                return _bound(address, last_port)
+        with suppress(UserError, ValueError):
+            return _bound(address, urlsplit(last_url or "").port or 0)
     return _bound(address, config.port)
 
 
@@ -93,10 +89,12 @@ def url_of(config: Config, listener: socket.socket) -> str:
 class _Server(uvicorn.Server):
     """Uvicorn without its signal handlers (the process is ours) and without its ten wake-ups a second."""
 
-    def __init__(self, config: uvicorn.Config, stop: asyncio.Event, started: Any) -> None:
+    def __init__(
+        self, config: uvicorn.Config, tell_started: Callable[[], None], told_to_stop: Callable[[], Awaitable[None]]
+    ) -> None:
         super().__init__(config)
-        self._stop = stop
-        self._tell_started = started
+        self._tell_started = tell_started
+        self._told_to_stop = told_to_stop
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -108,7 +106,7 @@ class _Server(uvicorn.Server):
         self._tell_started()
 
     async def main_loop(self) -> None:
-        await self._stop.wait()
+        await self._told_to_stop()
 
 
 async def serve(instance: Instance, config: Config, listener: socket.socket) -> None:
@@ -128,7 +126,6 @@ async def serve(instance: Instance, config: Config, listener: socket.socket) -> 
         await controller.open()
         try:
             app = create_app(controller, store, config)
-            app.include_router(shutdown_route(controller))
             url = url_of(config, listener)
 
             def tell_started() -> None:
@@ -137,7 +134,11 @@ async def serve(instance: Instance, config: Config, listener: socket.socket) -> 
                     instance.write_endpoint(url, **more)
                 logger.info("serving", extra={"url": url})
 
-            await _Server(_uvicorn_config(app, config), stop, tell_started).serve([listener])
+            async def told_to_stop() -> None:
+                await stop.wait()
+                app.state.api.closing.set()  # streams and long polls end; Uvicorn waits for them
+
+            await _Server(_uvicorn_config(app, config), tell_started, told_to_stop).serve([listener])
         finally:
             await controller.close()
     finally:
@@ -157,26 +158,6 @@ def _uvicorn_config(app: Any, config: Config) -> uvicorn.Config:
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,
     )
-
-
-def shutdown_route(controller: Controller) -> APIRouter:
-    """POST /v1/shutdown: what becomes of running jobs when `thebes down` stops the cluster."""
-    from fastapi import APIRouter
-    from pydantic import BaseModel, ConfigDict
-
-    class Shutdown(BaseModel):
-        """checkpoint: running jobs save and are queued again; keep: they run on; kill: they are ended at once."""
-
-        model_config = ConfigDict(extra="forbid")
-        mode: Literal["checkpoint", "keep", "kill"]
-
-    router = APIRouter()
-
-    @router.post("/v1/shutdown")
-    async def shutdown(body: Shutdown) -> Any:
-        return await controller.shutdown(body.mode)
-
-    return router
 
 
 def keep_admin_token(instance: Instance, store: Store) -> None:

@@ -1,0 +1,186 @@
+"""What `thebes up` decides before it starts anything: options, the saved configuration, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from thebes.model.errors import UserError
+from thebes.node.instance import Instance
+from thebes.server.config import Config, NodeConfig, check_listening, live_policy, load, make, save
+from thebes.server.lifecycle import Options, differences, wanted_config
+from thebes.server.main import PortTaken, listen, url_of
+
+VIRTUAL = Config(nodes=[NodeConfig(name="n0", gpus=8, virtual=True)])
+
+
+def config(**changes: object) -> Config:
+    return make(**{**VIRTUAL.model_dump(), **changes})
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[str, str]:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not here")
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+def test_a_configuration_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    saved = config(policy="las", policy_settings=["quantum_s=5"], grace_s=2.5, port=7070)
+    save(tmp_path / "config.json", saved)
+    assert load(tmp_path / "config.json") == saved
+
+
+def test_no_configuration_means_no_instance(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no instance in") as told:
+        load(tmp_path / "config.json")
+    assert "thebes up" in told.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{", r"it is not JSON \(.*line 1"),
+        ("[]", "it is not a JSON object"),
+        ("{}", "nodes: field required"),
+        ('{"nodes": []}', "nodes: list should have at least 1 item"),
+        ('{"nodes": [{"name": "n0", "gpus": 0}]}', r"nodes.0.gpus: input should be .* 1 \(found 0\)"),
+        ('{"nodes": [{"name": "../x", "gpus": 1}]}', "nodes.0.name: "),
+        ('{"nodes": [{"name": "a", "gpus": 1}, {"name": "a", "gpus": 1}]}', "two nodes have the same name"),
+        ('{"nodes": [{"name": "a", "gpus": 1}], "grace_s": -1}', r"grace_s: .* \(found -1\)"),
+        ('{"nodes": [{"name": "a", "gpus": 1}], "grase_s": 1}', "grase_s: extra inputs are not permitted"),
+        ('{"nodes": [{"name": "a", "gpus": 1}], "port": "x"}', r"port: .* \(found 'x'\)"),
+    ],
+)
+def test_a_configuration_that_cannot_be_understood_names_file_and_key(tmp_path: Path, text: str, fault: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=fault) as told:
+        load(path)
+    assert told.value.message.startswith(f"{path} cannot be understood: ")
+    assert "jobs are kept in store.db" in told.value.hint
+    assert path.read_text() == text
+
+
+def test_a_newer_configuration_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"version": 2, "nodes": []}')
+    with pytest.raises(UserError, match="was written by a newer Thebes"):
+        load(tmp_path / "config.json")
+
+
+def test_options_are_laid_over_what_was_saved() -> None:
+    saved = config(policy="las", policy_settings=["quantum_s=5"], grace_s=5.0)
+    assert wanted_config(saved, Options()) == saved
+    changed = wanted_config(saved, Options(policy="fifo", port=7070))
+    assert (changed.policy, changed.policy_settings, changed.port, changed.grace_s) == ("fifo", [], 7070, 5.0)
+    more = wanted_config(saved, Options(nodes=2))
+    assert [(node.name, node.gpus, node.virtual) for node in more.nodes] == [("n0", 8, True), ("n1", 8, True)]
+
+
+def test_a_policy_in_a_file_does_not_depend_on_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert wanted_config(VIRTUAL, Options(policy="mine.py:Newest")).policy == f"{tmp_path}/mine.py:Newest"
+
+
+def test_differences_are_told_for_people() -> None:
+    other = config(policy="fifo", grace_s=5.0, nodes=[{"name": "n0", "gpus": 4, "virtual": True}])
+    assert differences(VIRTUAL, other) == [
+        "policy is tiresias-l, not fifo",
+        "nodes is 8 virtual GPUs, not 4 virtual GPUs",
+        "grace is 30.0, not 5.0",
+    ]
+
+
+def test_policies_that_need_durations_cannot_run_live() -> None:
+    with pytest.raises(UserError, match="policy srtf needs to know how long each job will run") as told:
+        live_policy(config(policy="srtf"))
+    assert "tiresias-l" in told.value.hint
+
+
+def test_settings_reach_policy_and_placement() -> None:
+    chosen = config(
+        policy="tiresias-l", policy_settings=["promote_knob=3", "placement.pack_limit=0.5"], placement="skew"
+    )
+    policy, placement = live_policy(chosen)
+    assert policy.promote_knob == 3  # type: ignore[attr-defined]
+    assert placement.pack_limit == 0.5  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"policy": "tiresias"}, "unknown policy 'tiresias'"),
+        ({"placement": "skewed"}, "unknown placement 'skewed'"),
+        ({"policy_settings": ["promote=1"]}, "has no parameter 'promote'"),
+        ({"policy_settings": ["cost.x=1"]}, "there is no 'cost' here"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(changes: dict[str, object], fault: str) -> None:
+    with pytest.raises(UserError, match=fault):
+        live_policy(config(**changes))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.8.8.8"])
+def test_loopback_needs_no_certificate(host: str) -> None:
+    check_listening(config(host=host))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "8.8.8.8", "::"])
+def test_a_public_address_without_tls_is_refused(host: str) -> None:
+    with pytest.raises(UserError, match="tokens would travel in the clear") as told:
+        check_listening(config(host=host))
+    assert "--tls-cert" in told.value.hint
+
+
+def test_a_certificate_opens_the_door(certificate: tuple[str, str]) -> None:
+    cert, key = certificate
+    check_listening(config(host="0.0.0.0", tls_cert=cert, tls_key=key))
+    with pytest.raises(UserError, match="--tls-cert and --tls-key go together"):
+        check_listening(config(host="0.0.0.0", tls_cert=cert))
+    with pytest.raises(UserError, match="cannot be used"):
+        check_listening(config(host="0.0.0.0", tls_cert=key, tls_key=cert))
+    with pytest.raises(UserError, match="cannot be used: No such file or directory"):
+        check_listening(config(host="0.0.0.0", tls_cert=cert, tls_key="/no/such.pem"))
+
+
+def test_a_host_that_does_not_exist_is_told() -> None:
+    with pytest.raises(UserError, match="no such address on this machine"):
+        check_listening(config(host="no-such.invalid"))
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1 is taken by another program") as told:
+            listen(config(port=port), None)
+        assert "--port" in told.value.hint
+
+
+def test_without_a_port_the_last_one_is_taken_again_if_it_is_free() -> None:
+    with listen(config(), None) as first:
+        url = url_of(config(), first)
+        with listen(config(), url) as second:
+            assert url_of(config(), second) != url
+    with listen(config(), url) as again:
+        assert url_of(config(), again) == url
+
+
+@pytest.mark.parametrize("last", ["nonsense", "http://127.0.0.1:99999999", "http://[::1]"])
+def test_a_damaged_endpoint_does_not_keep_us_from_listening(last: str) -> None:
+    listen(config(), last).close()
+
+
+def test_an_endpoint_file_that_is_damaged_counts_as_none(tmp_path: Path) -> None:
+    instance = Instance.at(tmp_path)
+    instance.create()
+    instance.endpoint.write_text(json.dumps({"port": 1}))
+    assert instance.read_endpoint() is None
