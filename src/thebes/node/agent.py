@@ -1,0 +1,827 @@
+"""The agent of one node: starts supervisors, watches them, and tells whoever is connected what becomes of them.
+
+It decides nothing and holds nothing that is not in files: killed at any moment, the next agent finds every attempt in
+its folder, adopts what lives, and writes the result "lost" for supervisors that vanished, after ending whatever they
+left behind. Jobs do not notice.
+
+    python -m thebes.node.agent DIR NODE [--virtual-gpus N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import ctypes
+import fcntl
+import json
+import os
+import py_compile
+import random
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from thebes.engine import wire
+from thebes.engine.contract import Gpu, Launch, NodeFacts, Refused, Report
+from thebes.model.errors import UserError
+from thebes.node import gpus as gpu_discovery
+from thebes.node import launch as launching
+from thebes.node import processes, suspend
+from thebes.node.attempt import AttemptDir, Rate, lost_state, make_report, read_log
+from thebes.node.clock import boot_id, boot_s
+from thebes.node.instance import Instance, JsonLines, LockHeld, write_json, write_text
+from thebes.node.log_steps import LogSteps, TooSlow
+
+STARTED_WITHIN_S = 10.0
+KILLED_WITHIN_S = 5.0  # after which the supervisor itself is killed
+FROZEN_WITHIN_S = 10.0
+LOOK_EVERY_S = 1.0
+HEALTH_EVERY_S = 30.0
+LOG_LIMIT_BYTES = 1 << 20
+BACKLOG_BYTES = 32 << 20  # a listener that does not read is let go
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+PR_SET_CHILD_SUBREAPER = 36
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+
+Key = tuple[str, int]
+
+
+class Attempt:
+    """What the agent knows of one attempt beyond its files."""
+
+    def __init__(self, folder: AttemptDir) -> None:
+        self.dir = folder
+        self.state: dict[str, Any] = {}
+        self.report: Report | None = None
+        self.rate = Rate()
+        self.steps: LogSteps | None = None
+        self.first_step: tuple[int, float] | None = None
+        self.child: subprocess.Popen[bytes] | None = None
+        self.pid = 0  # of the supervisor
+        self.pidfd = -1
+        self.looked_ns = 0  # mtime of the folder when last looked into
+        self.took: dict[str, float] = {}
+        self.changed = asyncio.Event()
+        self.busy = asyncio.Lock()  # one suspend or resume at a time
+
+    @property
+    def key(self) -> Key:
+        return self.dir.job_id, self.dir.incarnation
+
+    @property
+    def alive(self) -> bool:
+        return self.state.get("state") != "exited"
+
+
+class Agent:
+    """One node's attempts, and those who listen."""
+
+    def __init__(self, instance: Instance, node: str, gpus: Sequence[Gpu], virtual: bool, log: JsonLines) -> None:
+        self.instance = instance
+        self.node = node
+        self.virtual = virtual
+        self.log = log
+        self.folder = instance.nodes / node
+        self.attempts_dir = self.folder / "attempts"
+        self.open_dir = self.folder / "open"  # one empty file per attempt that is not forgotten: what a new agent reads
+        self.fence_dir = self.folder / "fence"
+        for folder in (self.attempts_dir, self.open_dir, self.fence_dir):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.poke_path = instance.run / f"agent-{node}.poke"
+        self.facts = NodeFacts(node, tuple(gpus), pid=os.getpid(), mechanisms=suspend.offered(gpus))
+        self.attempts: dict[Key, Attempt] = {}
+        self.job_locks: dict[str, asyncio.Lock] = {}
+        self.listeners: set[asyncio.StreamWriter] = set()
+        self.ports: dict[Key, int] = {}
+        self.vanished: list[Attempt] = []
+        self.cleaning: asyncio.Task[None] | None = None
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.some_alive = asyncio.Event()
+        self.spawning = threading.Lock()  # held while a new child is not yet known to be a supervisor
+        self.supervisors: set[int] = set()
+        self.supervisor_script = _compiled_supervisor(instance.run)
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        self._open_poke(loop)
+        await self._adopt_all()
+        path = self.instance.run / f"agent-{self.node}.sock"
+        server = await asyncio.start_unix_server(
+            self._serve, sock=wire.listening_socket(path), limit=wire.LINE_LIMIT_BYTES
+        )
+        self._spawn(self._watch_progress())
+        if not self.virtual:
+            self._spawn(self._watch_health())
+        self.log.write("agent up", node=self.node, pid=os.getpid(), gpus=len(self.facts.gpus), virtual=self.virtual)
+        await stop.wait()
+        self.log.write("agent down", node=self.node, attempts=sum(one.alive for one in self.attempts.values()))
+        server.close()
+        path.unlink(missing_ok=True)
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.log.write("error", node=self.node, error=repr(task.exception()))
+
+    def _open_poke(self, loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(FileExistsError):
+            os.mkfifo(self.poke_path, 0o600)
+        self.poke_fd = os.open(self.poke_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        loop.add_reader(self.poke_fd, self._poked)
+
+    def _poked(self) -> None:
+        with suppress(BlockingIOError):
+            names = set(os.read(self.poke_fd, 65536).decode("utf-8", "replace").split())
+            for name in names:
+                folder = AttemptDir.named(self.attempts_dir, name)
+                attempt = folder and self.attempts.get((folder.job_id, folder.incarnation))
+                if attempt:
+                    self._refresh(attempt)
+
+    async def _adopt_all(self) -> None:
+        """Every attempt that is not forgotten: take what lives into care, and settle what vanished."""
+        begun_s = time.monotonic()
+        for name in sorted(os.listdir(self.open_dir)):  # noqa: PTH208 - names are all that is wanted
+            folder = AttemptDir.named(self.attempts_dir, name)
+            if folder is None:
+                continue
+            attempt = Attempt(folder)
+            self.attempts[attempt.key] = attempt
+            attempt.state = folder.state()
+            attempt.report = self._make_report(attempt)
+            if attempt.alive and not self._watch(attempt):
+                self._vanish(attempt)
+            elif attempt.alive:
+                self._follow_log(attempt, from_end=True)
+                self.some_alive.set()
+                if (folder.path / "cuda").exists() and attempt.state.get("state") == "running":
+                    self._spawn(self._undo_cuda(attempt))
+        if self.attempts:
+            self.log.write(
+                "adopted",
+                node=self.node,
+                alive=sum(one.alive for one in self.attempts.values()),
+                vanished=len(self.vanished),
+                ended=sum(not one.alive for one in self.attempts.values()),
+                took_s=round(time.monotonic() - begun_s, 3),
+            )
+
+    def _watch(self, attempt: Attempt) -> bool:
+        """Be told when the supervisor ends; False if it has ended."""
+        pid = attempt.pid or _holder(attempt.dir.path / "lock")
+        if not pid:
+            return False
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        if attempt.child is None and _holder(attempt.dir.path / "lock") != pid:  # the number may be another's by now
+            os.close(pidfd)
+            return False
+        attempt.pid, attempt.pidfd = pid, pidfd
+        asyncio.get_running_loop().add_reader(pidfd, self._supervisor_gone, attempt)
+        return True
+
+    def _supervisor_gone(self, attempt: Attempt) -> None:
+        asyncio.get_running_loop().remove_reader(attempt.pidfd)
+        os.close(attempt.pidfd)
+        attempt.pidfd = -1
+        if attempt.child is not None:
+            attempt.child.wait()
+        self.supervisors.discard(attempt.pid)
+        self._refresh(attempt)
+        if attempt.alive:
+            self._vanish(attempt)
+
+    def _vanish(self, attempt: Attempt) -> None:
+        self.log.write("supervisor vanished", node=self.node, attempt=attempt.dir.name, pid=attempt.pid)
+        self.vanished.append(attempt)
+        if self.cleaning is None or self.cleaning.done():
+            self.cleaning = self._spawn(self._settle_vanished())
+
+    async def _settle_vanished(self) -> None:
+        while self.vanished:
+            batch, self.vanished = self.vanished, []
+            await asyncio.to_thread(self._end_leftovers, batch)
+            for attempt in batch:
+                self._refresh(attempt)
+
+    def _end_leftovers(self, batch: Sequence[Attempt]) -> None:
+        """Kill until nobody is left; only then the results are written. In a thread."""
+        trails = [_trail(attempt) for attempt in batch]
+        wait_s, killed = 0.005, 0
+        while True:
+            with self.spawning:
+                found = {*processes.leftovers(trails), *processes.strays(self.supervisors)}
+                processes.kill_all(found)
+            if not found:
+                break
+            killed += len(found)
+            if not processes.wait_gone(found, wait_s):
+                wait_s = min(1.0, wait_s * 2)
+        for attempt in batch:
+            state = attempt.dir.state()
+            if state.get("state") == "exited":
+                continue
+            detail = "its supervisor was killed" if state else "its supervisor was killed before it had started the job"
+            if state and state.get("boot") != boot_id():
+                detail = f"node {self.node} was restarted"
+            attempt.dir.path.mkdir(mode=0o700, exist_ok=True)
+            self._persist(attempt.dir.path / "state.json", lost_state(attempt.dir, state, detail))
+            self.log.write("lost", node=self.node, attempt=attempt.dir.name, killed=killed, detail=detail)
+
+    def _persist(self, path: Path, value: dict[str, Any]) -> None:
+        """Durably, and again until it works: a full disk must not lose a result. In a thread."""
+        told = False
+        while True:
+            try:
+                return write_json(path, value)
+            except UserError as error:
+                if not told:
+                    self.log.write("cannot write", node=self.node, path=str(path), error=error.message)
+                told = True
+                time.sleep(0.5)
+
+    # Reports ---------------------------------------------------------------------------------------------------------
+
+    def _make_report(self, attempt: Attempt) -> Report:
+        return make_report(attempt.dir, self.node, attempt.state, attempt.rate, **attempt.took)
+
+    def _refresh(self, attempt: Attempt) -> None:
+        """Read the state again; tell everybody if it is another one."""
+        before = attempt.state.get("state"), attempt.state.get("since_s")
+        state = attempt.dir.state()
+        if not state or (state.get("state"), state.get("since_s")) == before:
+            return
+        attempt.state = state
+        attempt.rate.clear()
+        if state["state"] == "exited":
+            self._read_steps(attempt)
+            self.ports.pop(attempt.key, None)
+            attempt.steps = None
+            self.log.write(
+                "exited", node=self.node, attempt=attempt.dir.name, cause=state["cause"], codes=state["codes"]
+            )
+        self._tell(attempt)
+        attempt.changed.set()
+        attempt.changed = asyncio.Event()
+
+    def _tell(self, attempt: Attempt) -> None:
+        attempt.report = self._make_report(attempt)
+        self._push({"push": "report", "report": wire.report_to_dict(attempt.report)})
+
+    def _push(self, message: dict[str, Any]) -> None:
+        line = wire.encode(message)
+        for listener in list(self.listeners):
+            if listener.transport.get_write_buffer_size() > BACKLOG_BYTES:
+                listener.transport.abort()
+            else:
+                listener.write(line)
+
+    async def _until(self, attempt: Attempt, true: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for a state; a poke that got lost is made up for by looking."""
+        deadline = time.monotonic() + timeout_s
+        while not true():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            with suppress(TimeoutError):
+                await asyncio.wait_for(attempt.changed.wait(), min(left_s, 0.25))
+                continue
+            self._refresh(attempt)
+        return True
+
+    async def _watch_progress(self) -> None:
+        """Once a second, and only while something runs: has a job written anything for us?"""
+        while True:
+            await self.some_alive.wait()
+            await asyncio.sleep(LOOK_EVERY_S)
+            alive = [attempt for attempt in self.attempts.values() if attempt.alive]
+            if not alive:
+                self.some_alive.clear()
+            for attempt in alive:
+                self._read_steps(attempt)
+                with suppress(OSError):
+                    self._look(attempt)
+
+    def _look(self, attempt: Attempt) -> None:
+        # Files are renamed into place, so the time of the folder tells of any of them by one look.
+        changed_ns = attempt.dir.path.stat().st_mtime_ns
+        if changed_ns == attempt.looked_ns:
+            return
+        # File times are coarse: a folder that changed just now may change again within the same tick.
+        attempt.looked_ns = changed_ns if time.time_ns() - changed_ns > 50_000_000 else 0
+        before, now = attempt.report, self._make_report(attempt)
+        attempt.report = now
+        if before is None or replace(before, run_s=0.0) != replace(now, run_s=0.0):
+            self._push({"push": "report", "report": wire.report_to_dict(now)})
+
+    def _follow_log(self, attempt: Attempt, *, from_end: bool = False) -> None:
+        launch = attempt.dir.launch()
+        if launch.get("progress_pattern") and launch.get("ranks"):
+            path = attempt.dir.log(launch["ranks"][0]["rank"])
+            attempt.steps = LogSteps(path, launch["progress_pattern"], from_end=from_end)
+            if attempt.report and attempt.report.first_step_s is not None and attempt.report.step is not None:
+                attempt.first_step = attempt.report.step, attempt.report.first_step_s
+
+    def _read_steps(self, attempt: Attempt) -> None:
+        """Steps from log lines go where those of the library go."""
+        if attempt.steps is None:
+            return
+        try:
+            step = attempt.steps.newest()
+        except TooSlow:
+            attempt.steps = None
+            self.log.write("progress pattern given up", node=self.node, attempt=attempt.dir.name, why="too slow")
+            return
+        if step is None:
+            return
+        now = boot_s()
+        attempt.first_step = attempt.first_step or (step, now)
+        first_step, first_s = attempt.first_step
+        found = {"step": step, "at_s": now, "first_step": first_step, "first_at_s": first_s}
+        draft = attempt.dir.path / ".progress.agent"
+        with suppress(OSError):
+            draft.write_text(json.dumps(found))
+            draft.replace(attempt.dir.path / "progress")
+
+    async def _watch_health(self) -> None:
+        """Whether the GPUs are all right."""
+        while True:
+            await asyncio.sleep(HEALTH_EVERY_S)
+            try:
+                found = await asyncio.to_thread(gpu_discovery.discover)
+            except UserError as error:
+                found = tuple(replace(gpu, healthy=False) for gpu in self.facts.gpus)
+                self.log.write("GPUs", node=self.node, error=error.message)
+            found = found[: len(self.facts.gpus)]
+            if found != self.facts.gpus:
+                self.facts = replace(self.facts, gpus=found)
+                self._push({"push": "facts", "facts": wire.facts_to_dict(self.facts)})
+
+    # Requests --------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.listeners.add(writer)
+        try:
+            while line := await reader.readline():
+                self._spawn(self._answer(writer, json.loads(line)))
+        except (OSError, ValueError) as error:
+            self.log.write("connection", node=self.node, error=repr(error))
+        except asyncio.CancelledError:
+            pass  # the agent ends
+        finally:
+            self.listeners.discard(writer)
+            writer.close()
+
+    async def _answer(self, writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:
+        answer: dict[str, Any] = {"id": request.get("id")}
+        try:
+            operation = self.OPERATIONS[request["op"]]
+            answer["result"] = await operation(self, request)
+        except Refused as error:
+            answer.update(error="refused", detail=str(error))
+        except FileNotFoundError as error:
+            answer.update(error="missing", detail=str(error))
+        except UserError as error:
+            answer.update(error="failed", detail=error.message)
+        except Exception as error:
+            answer.update(error="failed", detail=f"{type(error).__name__}: {error}")
+        if "error" in answer:
+            self.log.write(
+                "not done",
+                node=self.node,
+                op=request.get("op"),
+                job=request.get("job_id"),
+                incarnation=request.get("incarnation"),
+                error=answer["error"],
+                detail=answer["detail"],
+            )
+        if not writer.is_closing():
+            writer.write(wire.encode(answer))
+            with suppress(OSError):
+                await writer.drain()
+
+    def _known(self, request: dict[str, Any]) -> Attempt | None:
+        return self.attempts.get((request["job_id"], request["incarnation"]))
+
+    def _living(self, request: dict[str, Any]) -> Attempt:
+        attempt = self._known(request)
+        if attempt is None:
+            raise Refused(f"node {self.node} has no incarnation {request['incarnation']} of job {request['job_id']}")
+        if not attempt.alive:
+            raise Refused(f"job {request['job_id']} has ended on node {self.node}")
+        return attempt
+
+    async def _ping(self, request: dict[str, Any]) -> None:
+        return None
+
+    async def _facts(self, request: dict[str, Any]) -> dict[str, Any]:
+        return wire.facts_to_dict(self.facts)
+
+    async def _list(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        return [wire.report_to_dict(self._make_report(attempt)) for attempt in self.attempts.values()]
+
+    async def _port(self, request: dict[str, Any]) -> int:
+        return free_port(self.ports.values())
+
+    async def _start(self, request: dict[str, Any]) -> dict[str, Any]:
+        launch = wire.launch_from_dict(request["launch"])
+        folder = AttemptDir.named(self.attempts_dir, f"{launch.job_id}.{launch.incarnation}")
+        if folder is None:
+            raise Refused(f"'{launch.job_id}' is not a job id")
+        async with self.job_locks.setdefault(launch.job_id, asyncio.Lock()):
+            known = self.attempts.get((launch.job_id, launch.incarnation))
+            if known is not None:
+                return wire.report_to_dict(self._make_report(known))
+            newest = self._fence(launch.job_id)
+            if launch.incarnation < newest:
+                raise Refused(
+                    f"incarnation {launch.incarnation} of job {launch.job_id} is older than {newest}, "
+                    f"the newest that node {self.node} has seen"
+                )
+            if (folder.path / "state.json").exists():  # done and forgotten
+                return wire.report_to_dict(make_report(folder, self.node, folder.state(), Rate()))
+            self._raise_fence(launch.job_id, launch.incarnation)
+            for other in [one for one in self.attempts.values() if one.dir.job_id == launch.job_id and one.alive]:
+                await self._remove(other)
+            attempt = await self._start_new(launch, folder, request)
+            return wire.report_to_dict(self._make_report(attempt))
+
+    async def _start_new(self, launch: Launch, folder: AttemptDir, request: dict[str, Any]) -> Attempt:
+        begun_s = boot_s()
+        port = request.get("master_port") or free_port(self.ports.values())
+        part = launching.part_launch(
+            launch,
+            request["part"],
+            gpus=self.facts.gpus,
+            base_env=os.environ,
+            attempt_dir=str(folder.path),
+            poke=str(self.poke_path),
+            master_addr=request.get("master_addr") or "127.0.0.1",
+            master_port=port,
+        )
+        attempt = Attempt(folder)
+        self.attempts[attempt.key] = attempt  # from now on pokes are heard
+        self.ports[attempt.key] = port
+        try:
+            attempt.child = await asyncio.to_thread(self._launch_supervisor, folder, part)
+        except BaseException:
+            del self.attempts[attempt.key]
+            self.ports.pop(attempt.key, None)
+            with suppress(OSError):
+                shutil.rmtree(folder.path)
+                (self.open_dir / folder.name).unlink(missing_ok=True)
+            raise
+        attempt.pid = attempt.child.pid
+        self.some_alive.set()
+        if not self._watch(attempt):
+            self._vanish(attempt)
+        self._follow_log(attempt)
+        await self._until(attempt, lambda: bool(attempt.state), STARTED_WITHIN_S)
+        self.log.write(
+            "started",
+            node=self.node,
+            attempt=folder.name,
+            gpus=launch.parts[request["part"]].gpus,
+            state=attempt.state.get("state", "starting"),
+            took_s=round(boot_s() - begun_s, 4),
+        )
+        return attempt
+
+    def _launch_supervisor(self, folder: AttemptDir, part: launching.PartLaunch) -> subprocess.Popen[bytes]:
+        """Write everything down, then start it. In a thread.
+
+        The lock is taken here and inherited: there is no moment in which the supervisor lives without holding it.
+        """
+        path = folder.path
+        write_text(self.open_dir / folder.name, "")
+        path.mkdir(mode=0o700, exist_ok=True)
+        fd = os.open(path / "launch.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w") as file:
+            json.dump(part.as_dict(), file)
+        with suppress(FileExistsError):
+            os.mkfifo(path / "ctl", 0o600)
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        output = os.open(path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with self.spawning:
+                child = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(self.supervisor_script), str(path), str(lock)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={"LC_ALL": "C.UTF-8"},
+                    cwd="/",
+                    pass_fds=(lock,),
+                    start_new_session=True,
+                )
+                self.supervisors.add(child.pid)
+            return child
+        finally:
+            os.close(lock)
+            os.close(output)
+
+    async def _remove(self, attempt: Attempt) -> None:
+        """Kill an incarnation and wait until it is gone; a supervisor that does not do its work is killed itself."""
+        with suppress(OSError):
+            attempt.dir.command("kill")
+        if await self._until(attempt, lambda: not attempt.alive, KILLED_WITHIN_S):
+            return
+        if attempt.pidfd >= 0:
+            signal.pidfd_send_signal(attempt.pidfd, signal.SIGKILL)
+        if not await self._until(attempt, lambda: not attempt.alive, 2 * KILLED_WITHIN_S):
+            raise Refused(f"incarnation {attempt.dir.incarnation} of job {attempt.dir.job_id} cannot be ended")
+
+    def _fence(self, job_id: str) -> int:
+        try:
+            return int((self.fence_dir / job_id).read_text())
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def _raise_fence(self, job_id: str, incarnation: int) -> None:
+        if incarnation > self._fence(job_id):
+            write_text(self.fence_dir / job_id, f"{incarnation}\n")
+
+    async def _notice(self, request: dict[str, Any]) -> None:
+        attempt = self._living(request)
+        attempt.dir.command(f"notice {float(request['grace_s'])}")
+        self.log.write("notice", node=self.node, attempt=attempt.dir.name, grace_s=request["grace_s"])
+
+    async def _kill(self, request: dict[str, Any]) -> None:
+        attempt = self._known(request)
+        if attempt is None:
+            folder = AttemptDir.named(self.attempts_dir, f"{request['job_id']}.{request['incarnation']}")
+            if folder is not None and not folder.path.exists():
+                # Its start may still be on the way: it must not come to life after this.
+                self._raise_fence(folder.job_id, folder.incarnation + 1)
+            return
+        if attempt.alive:
+            why = " ".join(str(request.get("because") or "").split())
+            with suppress(OSError):  # nobody there: it is being settled
+                attempt.dir.command(f"abort {why}" if why else "kill")
+            self.log.write("kill", node=self.node, attempt=attempt.dir.name, because=why)
+            self._spawn(self._insist(attempt))
+
+    async def _insist(self, attempt: Attempt) -> None:
+        if not await self._until(attempt, lambda: not attempt.alive, KILLED_WITHIN_S):
+            await self._remove(attempt)
+
+    async def _suspend(self, request: dict[str, Any]) -> float:
+        attempt = self._living(request)
+        mechanism = request["mechanism"]
+        suspend.check(mechanism, self.facts.mechanisms)
+        wanted = "frozen" if mechanism == "freeze" else "suspended"
+        async with attempt.busy:
+            if attempt.state.get("state") == wanted:
+                return attempt.took.get("suspend_took_s", 0.0)
+            begun_s = boot_s()
+            if mechanism == "cuda":
+                await self._suspend_cuda(attempt)
+            attempt.dir.command("freeze" if mechanism == "freeze" else "park")
+            await self._until(attempt, lambda: attempt.state.get("state") in (wanted, "exited"), FROZEN_WITHIN_S)
+            if attempt.state.get("state") != wanted:
+                raise Refused(f"job {attempt.dir.job_id} is ending and cannot be suspended")
+            attempt.took["suspend_took_s"] = boot_s() - begun_s
+            self._tell(attempt)
+            self.log.write(
+                "suspended",
+                node=self.node,
+                attempt=attempt.dir.name,
+                mechanism=mechanism,
+                took_s=round(attempt.took["suspend_took_s"], 4),
+            )
+            return attempt.took["suspend_took_s"]
+
+    async def _suspend_cuda(self, attempt: Attempt) -> None:
+        # Killed from here on, the next agent finds the mark and brings the process back.
+        mark = attempt.dir.path / "cuda"
+        mark.write_text("")
+        try:
+            await asyncio.to_thread(suspend.suspend_cuda, processes.descendants(attempt.pid))
+        except Refused:
+            mark.unlink(missing_ok=True)
+            raise
+        except suspend.Broken as error:
+            await self._remove(attempt)
+            raise OSError(f"{error}; it was killed and starts again from its last checkpoint") from None
+
+    async def _resume(self, request: dict[str, Any]) -> float:
+        attempt = self._living(request)
+        mechanism = request["mechanism"]
+        async with attempt.busy:
+            if attempt.state.get("state") == "running":
+                return attempt.took.get("resume_took_s", 0.0)
+            begun_s = boot_s()
+            if mechanism == "cuda":
+                await self._resume_cuda(attempt)
+            attempt.dir.command("thaw" if mechanism == "freeze" else "unpark")
+            done = ("running", "exited")
+            await self._until(attempt, lambda: attempt.state.get("state") in done, FROZEN_WITHIN_S)
+            if attempt.state.get("state") != "running":
+                raise Refused(f"job {attempt.dir.job_id} could not be resumed")
+            (attempt.dir.path / "cuda").unlink(missing_ok=True)
+            attempt.took["resume_took_s"] = boot_s() - begun_s
+            self._tell(attempt)
+            self.log.write(
+                "resumed",
+                node=self.node,
+                attempt=attempt.dir.name,
+                mechanism=mechanism,
+                took_s=round(attempt.took["resume_took_s"], 4),
+            )
+            return attempt.took["resume_took_s"]
+
+    async def _resume_cuda(self, attempt: Attempt) -> None:
+        try:
+            await asyncio.to_thread(suspend.resume_cuda, processes.descendants(attempt.pid))
+        except suspend.Broken as error:
+            await self._remove(attempt)
+            raise Refused(f"{error}; it was killed") from None
+
+    async def _undo_cuda(self, attempt: Attempt) -> None:
+        """An earlier agent was killed in the middle of a suspend or resume: the job runs again, or it is ended."""
+        async with attempt.busy:
+            try:
+                await asyncio.to_thread(suspend.resume_cuda, processes.descendants(attempt.pid))
+                (attempt.dir.path / "cuda").unlink(missing_ok=True)
+            except (Refused, suspend.Broken) as error:
+                self.log.write("cuda resume failed", node=self.node, attempt=attempt.dir.name, error=str(error))
+                await self._remove(attempt)
+
+    async def _forget(self, request: dict[str, Any]) -> None:
+        attempt = self._known(request)
+        if attempt is None:
+            return
+        if attempt.alive:
+            raise Refused(f"job {attempt.dir.job_id} is alive on node {self.node}: it cannot be forgotten")
+        (self.open_dir / attempt.dir.name).unlink(missing_ok=True)
+        del self.attempts[attempt.key]
+        lock = self.job_locks.get(attempt.dir.job_id)
+        if lock is not None and not lock.locked():
+            del self.job_locks[attempt.dir.job_id]
+
+    async def _log(self, request: dict[str, Any]) -> dict[str, Any]:
+        folder = AttemptDir.named(self.attempts_dir, f"{request['job_id']}.{int(request['incarnation'])}")
+        if folder is None:
+            raise FileNotFoundError(f"'{request['job_id']}' is not a job id")
+        limit = max(0, min(int(request["limit"]), LOG_LIMIT_BYTES))
+        data, after = read_log(folder.log(int(request["rank"])), int(request["offset"]), limit)
+        return {"data": base64.b64encode(data).decode(), "offset": after}
+
+    OPERATIONS = {  # noqa: RUF012 - never changed
+        "ping": _ping,
+        "facts": _facts,
+        "list": _list,
+        "port": _port,
+        "start": _start,
+        "notice": _notice,
+        "kill": _kill,
+        "suspend": _suspend,
+        "resume": _resume,
+        "forget": _forget,
+        "log": _log,
+    }
+
+
+def _holder(lock: Path) -> int | None:
+    """The pid in an attempt's lock file if somebody holds it. A look by somebody else does not count as holding."""
+    try:
+        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        deadline = time.monotonic() + 1.0
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return None
+            except BlockingIOError:
+                text = os.pread(fd, 32, 0).strip()
+            if text.isdigit():
+                return int(text)
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.002)
+    finally:
+        os.close(fd)
+
+
+def _trail(attempt: Attempt) -> processes.Trail:
+    state = attempt.state
+    if state.get("boot") != boot_id():
+        return processes.Trail(str(attempt.dir.path))
+    return processes.Trail(str(attempt.dir.path), int(state.get("group", 0)), int(state.get("supervisor", 0)))
+
+
+def _compiled_supervisor(folder: Path) -> Path:
+    """The supervisor compiled ahead: half the start-up time of every job would go into compiling it."""
+    target = folder / f"supervisor-{sys.implementation.cache_tag}.pyc"
+    try:
+        py_compile.compile(str(SUPERVISOR), cfile=str(target), doraise=True, optimize=1)
+    except (OSError, py_compile.PyCompileError):
+        return SUPERVISOR
+    return target
+
+
+def free_port(taken: Sequence[int] | Any, *, tries: int = 100) -> int:
+    """A port for MASTER_PORT that nobody listens on and no other job of this node was given."""
+    held = set(taken)
+    for _ in range(tries):
+        port = random.randrange(launching.FIRST_PORT, launching.LAST_PORT)
+        if port in held:
+            continue
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free port between {launching.FIRST_PORT} and {launching.LAST_PORT} for MASTER_PORT")
+
+
+def node_gpus(instance: Instance, node: str, virtual: int | None) -> tuple[tuple[Gpu, ...], bool]:
+    """The node's GPUs and whether they are virtual, from config.json or the option."""
+    if virtual is not None:
+        return gpu_discovery.virtual_gpus(virtual), True
+    try:
+        nodes = json.loads(instance.config.read_bytes())["nodes"]
+        found = next(one for one in nodes if one["name"] == node)
+        count, is_virtual = int(found["gpus"]), bool(found.get("virtual", False))
+    except StopIteration:
+        raise UserError(f"{instance.config} names no node '{node}'") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{instance.config} cannot be used: {error}", hint="`thebes up` writes a new one") from None
+    if is_virtual:
+        return gpu_discovery.virtual_gpus(count), True
+    gpus = gpu_discovery.discover()
+    if len(gpus) < count:
+        raise UserError(
+            f"node {node} should have {count} GPUs but the driver sees {len(gpus)}",
+            hint="`nvidia-smi` shows which; or start again with `thebes up`",
+        )
+    return gpus[:count], False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="thebes-agent", description="The agent of one node; started by the keeper.")
+    parser.add_argument("dir")
+    parser.add_argument("node")
+    parser.add_argument("--virtual-gpus", type=int, default=None)
+    options = parser.parse_args(argv)
+    try:
+        if not _NODE.fullmatch(options.node):
+            raise UserError(f"'{options.node}' is not the name of a node")
+        instance = Instance.at(options.dir)
+        for folder in (instance.run, instance.log, instance.nodes):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = instance.hold_lock(f"agent-{options.node}")
+        gpus, virtual = node_gpus(instance, options.node, options.virtual_gpus)
+    except LockHeld as error:
+        print(error, file=sys.stderr)
+        return 3
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    _prepare_process()
+    with lock:
+        log = JsonLines(instance.log / f"agent-{options.node}.jsonl")
+        asyncio.run(Agent(instance, options.node, gpus, virtual, log).run())
+    return 0
+
+
+def _prepare_process() -> None:
+    """Orphans of killed supervisors become our children, so that none escapes; room for a pidfd per job."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The GPUs of a node: found by NVML, or virtual ones that only exist as numbers.
+
+NVML is imported when it is first asked, so that machines without a GPU need neither the driver nor its Python package.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thebes.engine.contract import Gpu
+from thebes.model.errors import UserError
+
+_HINT = "start with --virtual-gpus N to try Thebes without GPUs; `thebes doctor` looks closer"
+
+
+def virtual_gpus(count: int) -> tuple[Gpu, ...]:
+    """So many GPUs that do not exist."""
+    return tuple(Gpu(index, uuid="", name="virtual", virtual=True) for index in range(count))
+
+
+def discover() -> tuple[Gpu, ...]:
+    """The GPUs of this machine in PCI order; a UserError says what is missing when there are none."""
+    try:
+        import pynvml
+    except ImportError:
+        raise UserError(
+            "GPUs cannot be looked for: the Python package nvidia-ml-py is missing",
+            hint=f"install it with `pip install nvidia-ml-py`, or {_HINT}",
+        ) from None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise UserError(f"no NVIDIA GPU can be used: {_text(error)}", hint=_HINT) from None
+    try:
+        found = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
+    except pynvml.NVMLError as error:
+        raise UserError(f"the NVIDIA driver does not answer: {_text(error)}", hint=_HINT) from None
+    finally:
+        pynvml.nvmlShutdown()
+    if not found:
+        raise UserError("the NVIDIA driver is there but it sees no GPU", hint=_HINT)
+    return found
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    """One GPU; healthy if it answers and its memory has not given up."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+        name = nvml.nvmlDeviceGetName(handle)
+        memory_gib = round(nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1)
+    except nvml.NVMLError:
+        return Gpu(index, healthy=False)
+    return Gpu(index, uuid=_str(uuid), name=_str(name), memory_gib=memory_gib, healthy=not _rows_failed(nvml, handle))
+
+
+def _rows_failed(nvml: Any, handle: Any) -> bool:
+    """Whether broken memory rows could not be replaced. Older GPUs do not tell."""
+    try:
+        return bool(nvml.nvmlDeviceGetRemappedRows(handle)[3])
+    except nvml.NVMLError:
+        return False
+
+
+def _str(text: str | bytes) -> str:
+    return text.decode() if isinstance(text, bytes) else text
+
+
+def _text(error: Exception) -> str:
+    return str(error).strip().lower() or type(error).__name__

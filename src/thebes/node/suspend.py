@@ -1,0 +1,56 @@
+"""The ways in which a running job gives up its GPUs, and which of them a node offers.
+
+`checkpoint` is the handshake: a notice, after which the job saves and ends; any node has it. `freeze` stops the
+processes where they are: it frees no GPU memory, so it is for virtual GPUs. `cuda` moves GPU memory into host memory by
+the driver's checkpoint calls, for jobs with a single CUDA process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thebes.engine.contract import Gpu, Mechanism, Refused
+from thebes.node import cuda
+
+
+class Broken(Exception):  # noqa: N818 - reads as what it says
+    """The process can neither go on nor be suspended: it must be killed and start again from its last checkpoint."""
+
+
+def offered(gpus: Sequence[Gpu]) -> tuple[Mechanism, ...]:
+    """What a node with these GPUs can do."""
+    if all(gpu.virtual for gpu in gpus):
+        return ("checkpoint", "freeze")
+    try:
+        cuda.nvidia_driver()
+    except cuda.CudaRefused:
+        return ("checkpoint",)
+    return ("checkpoint", "cuda")
+
+
+def check(mechanism: str, offers: Sequence[Mechanism]) -> None:
+    """Refuse what this node does not offer."""
+    if mechanism == "checkpoint":
+        raise Refused("checkpoint is not a way to suspend in place: send a notice")
+    if mechanism not in offers:
+        raise Refused(f"this node does not offer '{mechanism}': it offers {', '.join(offers)}")
+
+
+def suspend_cuda(pids: Sequence[int]) -> float:
+    """Move the one CUDA process among these off its GPU; seconds. Blocks. Refused: nothing has changed."""
+    try:
+        return cuda.suspend(cuda.single_cuda_pid(pids))
+    except cuda.CudaRefused as error:
+        raise Refused(error.reason) from None
+    except cuda.CudaFailed as error:
+        raise Broken(error.reason) from None
+
+
+def resume_cuda(pids: Sequence[int]) -> float:
+    """Bring it back; seconds. Blocks. Refused: it is still suspended."""
+    try:
+        return cuda.resume(cuda.single_cuda_pid(pids))
+    except cuda.CudaRefused as error:
+        raise Refused(error.reason) from None
+    except cuda.CudaFailed as error:
+        raise Broken(error.reason) from None

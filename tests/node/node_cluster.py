@@ -1,0 +1,177 @@
+"""A real agent on a folder of its own, and a real engine talking to it: what the tests of node and engine stand on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from thebes.engine.contract import Launch, NodeChange, Part, Report
+from thebes.engine.local import LocalEngine
+from thebes.node import processes
+
+SLACK_S = 20.0  # what is waited for at the most; machines of CI are slow
+
+
+def make_folder(folder: Path, nodes: dict[str, int]) -> Path:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    config = {"version": 1, "nodes": [{"name": name, "gpus": gpus, "virtual": True} for name, gpus in nodes.items()]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def start_agent(folder: Path, node: str = "n0", *options: str) -> subprocess.Popen[bytes]:
+    """A new agent; returns when it listens."""
+    (folder / "run" / f"agent-{node}.sock").unlink(missing_ok=True)
+    command = [sys.executable, "-m", "thebes.node.agent", str(folder), node, *options]
+    agent = subprocess.Popen(command, start_new_session=True)
+    until(lambda: (folder / "run" / f"agent-{node}.sock").exists() or agent.poll() is not None)
+    assert agent.poll() is None, "the agent has ended"
+    return agent
+
+
+@contextmanager
+def agents(folder: Path, *nodes: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Agents of these nodes, and nothing of theirs left behind: supervisors and jobs are killed at the end."""
+    found = {node: start_agent(folder, node) for node in nodes or ("n0",)}
+    try:
+        yield found
+    finally:
+        for agent in found.values():
+            agent.kill()
+            agent.wait()
+        kill_everything_below(folder)
+
+
+def kill_everything_below(folder: Path) -> None:
+    """Supervisors by their locks' pids, ranks by their environment."""
+    mark = f"THEBES_ATTEMPT_DIR={folder}/".encode()
+    while True:
+        found = [
+            pid
+            for pid in processes.all_pids()
+            if any(entry.startswith(mark) for entry in processes.environment(pid).split(b"\0"))
+            or f"{folder}/nodes/".encode() in _command_line(pid)
+        ]
+        if not found:
+            return
+        processes.kill_all(found)
+        processes.wait_gone(found, 5.0)
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() if pid != os.getpid() else b""
+    except OSError:
+        return b""
+
+
+def until(true: Callable[[], Any], timeout_s: float = SLACK_S) -> Any:
+    """Wait for a condition, which becomes the result."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := true()):
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.01)
+    return found
+
+
+def alive(pid: int) -> bool:
+    """A zombie is not."""
+    stat = processes.read_stat(pid)
+    return stat is not None and stat.alive
+
+
+def launch(job_id: str, *command: str, incarnation: int = 1, gpus: int = 1, **more: Any) -> Launch:
+    defaults: dict[str, Any] = {
+        "parts": (Part("n0", tuple(range(gpus))),),
+        "workdir": "/",
+        "grace_s": 5.0,
+    }
+    return Launch(job_id=job_id, incarnation=incarnation, command=command, **{**defaults, **more})
+
+
+def shell(job_id: str, script: str, **more: Any) -> Launch:
+    return launch(job_id, "/bin/bash", "-c", script, **more)
+
+
+def python(job_id: str, script: str, **more: Any) -> Launch:
+    return launch(job_id, sys.executable, "-I", "-S", "-c", script, **more)
+
+
+class Cluster:
+    """An engine with everything it has told, newest last."""
+
+    def __init__(self, folder: Path, engine: LocalEngine) -> None:
+        self.folder = folder
+        self.engine = engine
+        self.heard: list[Report | NodeChange] = []
+        self.news = asyncio.Event()
+
+    def listen(self, change: Report | NodeChange) -> None:
+        self.heard.append(change)
+        self.news.set()
+
+    def attempt(self, job_id: str, incarnation: int = 1, node: str = "n0") -> Path:
+        return self.folder / "nodes" / node / "attempts" / f"{job_id}.{incarnation}"
+
+    def state(self, job_id: str, incarnation: int = 1, node: str = "n0") -> dict[str, Any]:
+        return json.loads((self.attempt(job_id, incarnation, node) / "state.json").read_text())
+
+    async def log(self, job_id: str, incarnation: int = 1, rank: int = 0) -> str:
+        data, _ = await self.engine.read_log(job_id, incarnation, rank, 0, 1 << 20)
+        return data.decode()
+
+    async def until(self, true: Callable[[], Any], timeout_s: float = SLACK_S) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (found := true()):
+            assert time.monotonic() < deadline, f"waited for too long; heard: {self.heard[-5:]}"
+            await asyncio.sleep(0.01)
+        return found
+
+    def latest(self, job_id: str, incarnation: int = 1, node: str = "n0") -> Report | None:
+        for one in reversed(self.heard):
+            if isinstance(one, Report) and (one.job_id, one.incarnation, one.node) == (job_id, incarnation, node):
+                return one
+        return None
+
+    async def report(self, job_id: str, state: str, incarnation: int = 1, node: str = "n0") -> Report:
+        """Wait until the engine has told that it is in this state."""
+
+        def there() -> Report | None:
+            found = self.latest(job_id, incarnation, node)
+            return found if found and found.state == state else None
+
+        return await self.until(there)
+
+    async def ended(self, job_id: str, incarnation: int = 1, node: str = "n0") -> Report:
+        return await self.report(job_id, "exited", incarnation, node)
+
+    async def printed(self, job_id: str, text: str, incarnation: int = 1, rank: int = 0) -> str:
+        """Wait for a text in the log."""
+        deadline = time.monotonic() + SLACK_S
+        while text not in (found := await self.log(job_id, incarnation, rank)):
+            assert time.monotonic() < deadline, f"{text!r} is not in the log: {found[-500:]!r}"
+            await asyncio.sleep(0.01)
+        return found
+
+
+@asynccontextmanager
+async def connected(folder: Path, *nodes: str) -> AsyncIterator[Cluster]:
+    cluster = Cluster(folder, LocalEngine(folder, nodes or ("n0",)))
+    await cluster.engine.open(cluster.listen)
+    try:
+        yield cluster
+    finally:
+        await cluster.engine.close()
+
+
+def kill_hard(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
