@@ -13,6 +13,7 @@ import logging
 import logging.handlers
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def stop(handler: logging.Handler) -> None:
     for name in (ROOT, "uvicorn"):
         logging.getLogger(name).removeHandler(handler)
         logging.getLogger(name).propagate = True
-    handler.close()
+    with suppress(OSError):  # what could not be written before cannot be written now
+        handler.close()
 
 
 def get(name: str) -> logging.Logger:
