@@ -138,6 +138,10 @@ class Engine(Protocol):
         """Ask the job to save and go; it is killed `grace_s` from now."""
         ...
 
+    async def terminate(self, job_id: str, incarnation: int, grace_s: float) -> None:
+        """SIGTERM now, SIGKILL `grace_s` from now: for jobs that nobody wants to resume."""
+        ...
+
     async def kill(self, job_id: str, incarnation: int) -> None: ...
 
     async def suspend(self, job_id: str, incarnation: int, mechanism: Mechanism) -> None:

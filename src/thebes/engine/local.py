@@ -240,6 +240,9 @@ class LocalEngine:
     async def notice(self, job_id: str, incarnation: int, grace_s: float) -> None:
         await self._each("notice", job_id, incarnation, grace_s=grace_s)
 
+    async def terminate(self, job_id: str, incarnation: int, grace_s: float) -> None:
+        await self._each("terminate", job_id, incarnation, grace_s=grace_s)
+
     async def kill(self, job_id: str, incarnation: int) -> None:
         await self._each("kill", job_id, incarnation)
 

@@ -572,6 +572,11 @@ class Agent:
         attempt.dir.command(f"notice {float(request['grace_s'])}")
         self.log.write("notice", node=self.node, attempt=attempt.dir.name, grace_s=request["grace_s"])
 
+    async def _terminate(self, request: dict[str, Any]) -> None:
+        attempt = self._living(request)
+        attempt.dir.command(f"term {float(request['grace_s'])}")
+        self.log.write("terminate", node=self.node, attempt=attempt.dir.name, grace_s=request["grace_s"])
+
     async def _kill(self, request: dict[str, Any]) -> None:
         attempt = self._known(request)
         if attempt is None:
@@ -700,6 +705,7 @@ class Agent:
         "port": _port,
         "start": _start,
         "notice": _notice,
+        "terminate": _terminate,
         "kill": _kill,
         "suspend": _suspend,
         "resume": _resume,

@@ -168,8 +168,12 @@ class Conduct:
         if name == "term":
             if self.ending not in ("timeout", "launch-failed"):
                 self.ending = "killed"
+            try:
+                grace_s = max(0.0, float(rest[0])) if rest else FAILING_S
+            except ValueError:
+                return []
             self.term_at = now
-            self._kill_by(now + FAILING_S)
+            self._kill_by(now + grace_s)
             return self._thaw(now)
         if name in ("freeze", "park"):
             if self.state == "running" and not self.ending:

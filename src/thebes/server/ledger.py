@@ -9,6 +9,7 @@ job begins to run, and when it ends, is told by entries instead of being compute
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import pickle
 import zlib
@@ -120,7 +121,7 @@ class Ledger:
         self.table = JobTable(_records(ROOM), np.zeros(4 * ROOM, dtype=np.int64), np.array([NO_QUOTA], dtype=np.int64))
         self._redraw()
 
-    # -- what is asked of it ----------------------------------------------------------------------------------------
+    # -- what is asked of it ------------------------------------------------------------------------------------------
 
     def gpus_of(self, job_id: str) -> tuple[int, ...]:
         """The GPUs that the job holds, or none."""
@@ -133,6 +134,11 @@ class Ledger:
     def holds(self, job_id: str) -> bool:
         row = self.row_of.get(job_id)
         return row is not None and self.table.jobs["phase"][row] == HELD
+
+    def costs_of(self, job_id: str) -> tuple[float, float]:
+        """What suspending and resuming the job is expected to take."""
+        row = self.row_of.get(job_id)
+        return (0.0, 0.0) if row is None else tuple(self.table.jobs[["suspend_s", "resume_s"]][row].tolist())
 
     def knows(self, job_id: str) -> bool:
         return job_id in self.row_of
@@ -263,7 +269,7 @@ class Ledger:
     def reason(self, fate: int) -> str:
         return REASONS[fate]
 
-    # -- how it changes ---------------------------------------------------------------------------------------------
+    # -- how it changes -----------------------------------------------------------------------------------------------
 
     def apply(self, entry: Entry) -> None:
         """The one way in. Entries are plain data: {"op": …, "t": seconds, …}."""
@@ -382,7 +388,7 @@ class Ledger:
         self.wake_s = NEVER if e["wake_s"] is None else float(e["wake_s"])
         self.memory = _unpacked_object(e["memory"])
 
-    # -- holding and letting go, as in thebes.sim.world ------------------------------------------------------------
+    # -- holding and letting go, as in thebes.sim.world ---------------------------------------------------------------
 
     def _take(self, row: int, gpus: Sequence[int], now_s: float) -> None:
         jobs = self.table.jobs
@@ -422,7 +428,7 @@ class Ledger:
             return max(0.0, now_s - max(last_tick_s, float(job["run_from_s"]))) if job["run_from_s"] < NEVER else 0.0
         return float(job["unread_s"]) + ran_s
 
-    # -- the table's own housekeeping -------------------------------------------------------------------------------
+    # -- the table's own housekeeping ---------------------------------------------------------------------------------
 
     def _tenant(self, name: str) -> int:
         if name not in self.tenants:
@@ -589,8 +595,15 @@ class Ledger:
         return Ledger.restore(body, policy, placement)
 
     def copy(self) -> Ledger:
-        """An independent one, to look ahead with. The table is packed, which changes no decision."""
-        return Ledger.restore(self.snapshot(self.now_s), self.policy, self.placement)
+        """An independent one, to look ahead with."""
+        other = copy.copy(self)
+        other.table = JobTable(*(array.copy() for array in self.table))
+        other.machine = copy_of(self.machine)
+        other.tenants, other.services, other.ids = list(self.tenants), list(self.services), list(self.ids)
+        other.row_of, other.gang_classes = dict(self.row_of), dict(self.gang_classes)
+        other.parked, other.held_by_user = set(self.parked), set(self.held_by_user)
+        other._redraw()
+        return other
 
 
 def _records(count: int) -> Any:

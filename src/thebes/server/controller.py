@@ -1,0 +1,661 @@
+"""The controller: one loop that hears, decides, writes down and then acts. All judgement is in `core`.
+
+Messages (reports of nodes, users' wishes, arrivals) wait in one inbox. A turn of the loop hands them to the core, asks
+the policy if anything changed, commits what came out in one transaction, and only then gives the commands to the
+engine. Commands of one job are carried out in order, those of different jobs side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from sqlalchemy import Connection
+
+from thebes.engine.contract import Engine, NodeChange, NodeFacts, Refused, Report
+from thebes.model.errors import UserError
+from thebes.server import store as db
+from thebes.server.clock import ClusterClock, resume_clock
+from thebes.server.core import Command, Core, Settings
+from thebes.server.errors import Conflict, Forbidden, Invalid, NotFound
+from thebes.server.forecast import forecast
+from thebes.server.ledger import Ledger, NodeSpec
+from thebes.server.metrics import Metrics
+from thebes.server.recovery import check_dependencies, last_checkpoints, last_instant_s, named, unfinished_dependencies
+from thebes.server.snapshots import Snapshots
+from thebes.server.spec import JobSpec
+
+if TYPE_CHECKING:
+    from thebes.node.instance import Instance
+    from thebes.server.config import Config
+    from thebes.server.principal import Principal
+
+logger = logging.getLogger("thebes.controller")
+
+SNAPSHOT_EVERY = 5000  # journal entries between two snapshots of the ledger
+NODES_WAIT_S = 3.0  # how long a start waits for all nodes before it goes on with those that answered
+DECISION_SHARE = 0.2  # at most this share of time goes into decisions when a flood of jobs comes in
+LONGEST_PAUSE_S = 0.25
+RETRY_S = (0.1, 2.0)  # pauses between two tries of a command whose node cannot be reached
+QUEUE_ROOM = 10_000  # events that a subscriber may lag behind
+DEFAULT_TENANT = "default"
+
+T = TypeVar("T")
+Message = Callable[[float], None]
+
+
+class Changes:
+    """Who wants to hear of events gets them in a queue of their own; who is too slow is told so, once, and dropped."""
+
+    def __init__(self) -> None:
+        self._queues: set[asyncio.Queue[dict[str, Any]]] = set()
+
+    def subscribe(self) -> asyncio.Queue[dict[str, Any]]:
+        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(QUEUE_ROOM + 1)
+        self._queues.add(queue)
+        return queue
+
+    def unsubscribe(self, queue: asyncio.Queue[dict[str, Any]]) -> None:
+        self._queues.discard(queue)
+
+    def publish(self, event: dict[str, Any]) -> None:
+        for queue in list(self._queues):
+            if queue.qsize() >= QUEUE_ROOM:
+                queue.put_nowait({"kind": "lagged"})
+                self._queues.discard(queue)
+            else:
+                queue.put_nowait(event)
+
+
+class Controller:
+    """The live scheduler of one instance."""
+
+    def __init__(
+        self,
+        store: db.Store,
+        engine: Engine,
+        config: Config,
+        instance: Instance,
+        *,
+        clock: Callable[[str | None, float], ClusterClock] = resume_clock,
+    ) -> None:
+        from thebes.server.config import live_policy
+
+        self.store = store
+        self.engine = engine
+        self.config = config
+        self.instance = instance
+        self.policy, self.placement = live_policy(config)
+        self.metrics = Metrics()
+        self.changes = Changes()
+        self.snapshots = Snapshots(instance.dir)
+        self.trouble: str | None = None  # why the policy cannot be asked
+        self._clock_of = clock
+        self._inbox: list[Message] = []
+        self._bell = asyncio.Event()
+        self._orders: dict[str, asyncio.Task[None]] = {}
+        self._pending: dict[str, list[Command]] = {}
+        self._loop: asyncio.Task[None] | None = None
+        self._decided_at = 0.0
+        self._decision_took_s = 0.0
+        self._stopped = False
+
+    # -- open and close ----------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Take up where the last controller stopped: first the store, then what lives on the nodes."""
+        started = time.monotonic()
+        with self.store.read() as c:
+            kept, last_s = db.get_meta(c, "clock"), last_instant_s(c)
+            rows, attempts = db.alive_jobs(c), db.open_attempts(c)
+            drained, tenants = db.drained_nodes(c), db.list_tenants(c)
+            waits_for = unfinished_dependencies(c, rows)
+            checkpoints = last_checkpoints(c)
+            ledger = self._restored(list(db.journal_since_snapshot(c)))
+        self.clock = self._clock_of(kept, last_s)
+        now_s = self.clock.now_s()
+        settings = Settings(self.config.grace_s, self.config.log_limit_mib << 20, str(self.instance.jobs))
+        self.core = core = Core(ledger, settings, self.metrics)
+        core.load(rows, attempts, waits_for, drained, now_s)
+        core.note_checkpoints(checkpoints)
+        for tenant in tenants:
+            core.set_quota(tenant.name, tenant.gpu_quota, now_s)
+        core.journalled = SNAPSHOT_EVERY  # begin with a snapshot
+        await self.engine.open(self._heard)
+        nodes = await self._nodes_up()
+        reports = [self._in_cluster_time(report) for report in await self.engine.reports()]
+        core.reconcile(reports, nodes, self.clock.now_s())
+        kept_clock = self.clock.kept()
+        core.writes.append(lambda c: db.set_meta(c, "clock", kept_clock))
+        self._loop = asyncio.create_task(self._run(), name="controller")
+        self._bell.set()
+        logger.info(
+            "open",
+            extra={"fields": {"jobs": len(rows), "attempts": len(attempts), "took_s": time.monotonic() - started}},
+        )
+
+    def _restored(self, entries: Collection[db.JournalEntry]) -> Ledger:
+        nodes = [NodeSpec(n.name, n.gpus) for n in self.config.nodes]
+        ledger: Ledger | None = None
+        for entry in entries:
+            if entry.kind == "snapshot":
+                ledger = Ledger.restore(entry.body, self.policy, self.placement)
+                before = entry.body.get("config")
+            elif ledger is not None:
+                ledger.apply(entry.body)
+        if ledger is None:
+            return Ledger(nodes, self.policy, self.placement)
+        if ledger.nodes != tuple(nodes) or before != self._chosen():
+            return ledger.moved_to(nodes, self.policy, self.placement)
+        return ledger
+
+    def _chosen(self) -> dict[str, Any]:
+        """What a journal must be replayed with."""
+        config = self.config
+        return {
+            "policy": config.policy,
+            "policy_settings": list(config.policy_settings),
+            "placement": config.placement,
+        }
+
+    async def _nodes_up(self) -> list[NodeFacts]:
+        """All nodes if they answer soon; else those that do. The rest reports when it can."""
+        deadline = time.monotonic() + NODES_WAIT_S
+        while True:
+            nodes = await self.engine.nodes()
+            if (nodes and all(node.alive for node in nodes)) or time.monotonic() > deadline:
+                return nodes
+            await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        """Stop deciding. Jobs go on; the next controller takes them over."""
+        self._stopped = True
+        if self._loop is not None:
+            self._bell.set()
+            with suppress(asyncio.CancelledError):
+                await self._loop
+        for task in list(self._orders.values()):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        await self.engine.close()
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def _tell(self, message: Message) -> None:
+        self._inbox.append(message)
+        self._bell.set()
+
+    async def _ask(self, question: Callable[[float], T]) -> T:
+        """Have the loop do something, and wait until what came of it is committed."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def message(now_s: float) -> None:
+            try:
+                result = question(now_s)
+            except UserError as error:
+                answer.set_exception(error)
+            else:
+                self._after_commit.append(lambda: None if answer.done() else answer.set_result(result))
+
+        self._tell(message)
+        return await answer
+
+    async def _run(self) -> None:
+        self._after_commit: list[Callable[[], None]] = []
+        while not self._stopped:
+            await self._ring()
+            if self._stopped:
+                break
+            self._turn()
+            await self._commit_and_act()
+
+    async def _ring(self) -> None:
+        """Until there is something to do: a message, or an instant at which the policy wants to be asked."""
+        pause_s: float | None = None
+        if self.core.dirty:
+            pause_s = max(0.0, self._decided_at + self._pause_s() - time.monotonic())
+        elif self.core.ledger.wake_s < float("inf") and not self.core.closing:
+            pause_s = max(0.0, self.core.ledger.wake_s - self.clock.now_s())
+        if pause_s is None or pause_s > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._bell.wait(), pause_s)
+        else:
+            await asyncio.sleep(0)  # let the others have their turn, too
+        self._bell.clear()
+
+    def _pause_s(self) -> float:
+        """Between two decisions when much happens: so that deciding takes only a share of the time."""
+        return min(LONGEST_PAUSE_S, self._decision_took_s * (1 / DECISION_SHARE - 1))
+
+    def _turn(self) -> None:
+        core, now_s = self.core, self.clock.now_s()
+        messages, self._inbox = self._inbox, []
+        for message in messages:
+            message(now_s)
+        due = core.dirty or core.ledger.wake_s <= now_s
+        if due and not core.closing and time.monotonic() >= self._decided_at + self._pause_s():
+            self._decide()
+
+    def _decide(self) -> None:
+        core, started = self.core, time.perf_counter()
+        try:
+            core.decide(self.clock.now_s())
+            self.trouble = None
+        except UserError as error:  # a policy of the user's own may be wrong: nothing changes then
+            self._failed(error.message)
+        except Exception as error:
+            logger.exception("the policy failed")
+            self._failed(f"{type(error).__name__}: {error}")
+        self._decision_took_s = time.perf_counter() - started
+        self._decided_at = time.monotonic()
+        self.metrics.decided(self._decision_took_s)
+
+    def _failed(self, what: str) -> None:
+        if self.trouble != what:
+            logger.error("decision failed", extra={"fields": {"error": what}})
+        self.trouble = what
+        self.core.dirty = False
+        self.core.ledger.wake_s = self.clock.now_s() + 10.0
+
+    async def _commit_and_act(self) -> None:
+        core = self.core
+        if core.journalled >= SNAPSHOT_EVERY:
+            core.journalled = 0
+            body = core.ledger.snapshot(self.clock.now_s()) | {"config": self._chosen()}
+            core.writes.append(lambda c: _keep_snapshot(c, body))
+        writes, commands, told = core.take()
+        after, self._after_commit = self._after_commit, []
+        if writes:
+            started = time.perf_counter()
+            # Must: the core has moved on. While the disk is full we wait here, and jobs go on without us.
+            await self.store.change(lambda c: [write(c) for write in writes], must=True)
+            self.metrics.committed(time.perf_counter() - started, len(writes))
+        for event in told:
+            self.changes.publish(event)
+            logger.info(event["kind"], extra={"fields": {k: event[k] for k in ("job_id", "node", "detail")}})
+        for done in after:
+            done()
+        for command in commands:
+            self._order(command)
+
+    # -- the engine ----------------------------------------------------------------------------------------------------
+
+    def _heard(self, what: Report | NodeChange) -> None:
+        if isinstance(what, Report):
+            report = self._in_cluster_time(what)
+            self._tell(lambda now_s: self.core.report(report, now_s))
+            return
+        facts = what.facts
+        before = self.core.nodes.get(facts.name)
+        self._tell(lambda now_s: self.core.node_changed(facts, now_s))
+        if facts.alive and (before is None or not before.alive):
+            self._background(self._node_back(facts.name))
+
+    async def _node_back(self, node: str) -> None:
+        """An agent is back: what it does not know any more has ended while it was away."""
+        with suppress(OSError, TimeoutError, Refused):
+            reports = [self._in_cluster_time(r) for r in await self.engine.reports() if r.node == node]
+
+            def message(now_s: float) -> None:
+                for report in reports:
+                    self.core.report(report, now_s)
+                self.core.node_back(node, reports, now_s)
+
+            self._tell(message)
+
+    def _in_cluster_time(self, report: Report) -> Report:
+        from dataclasses import replace
+
+        times = ("started_s", "exited_s", "checkpoint_s", "step_s", "first_step_s")
+        found = {name: getattr(report, name) for name in times}
+        return replace(report, **{k: self.clock.from_boot(v) for k, v in found.items() if v is not None})
+
+    def _background(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._orders[f"background {id(task)}"] = task  # type: ignore[assignment]
+        task.add_done_callback(lambda t: self._orders.pop(f"background {id(t)}", None))
+
+    def _order(self, command: Command) -> None:
+        """Commands of one job go to the engine in order."""
+        waiting = self._pending.setdefault(command.job_id, [])
+        waiting.append(command)
+        if command.job_id not in self._orders:
+            self._orders[command.job_id] = asyncio.create_task(self._carry_out_all(command.job_id))
+
+    async def _carry_out_all(self, job_id: str) -> None:
+        try:
+            while self._pending.get(job_id):
+                await self._carry_out(self._pending[job_id].pop(0))
+        finally:
+            self._pending.pop(job_id, None)
+            self._orders.pop(job_id, None)
+
+    async def _carry_out(self, command: Command) -> None:
+        """Until it is done or refused; a node that cannot be reached now can be reached later."""
+        pause_s, longest_s = RETRY_S
+        while True:
+            try:
+                await self._try(command)
+                return
+            except Refused as refused:
+                self._refused(command, str(refused))
+                return
+            except (OSError, TimeoutError) as error:
+                logger.warning(
+                    "engine", extra={"fields": {"verb": command.verb, "job_id": command.job_id, "error": str(error)}}
+                )
+                if self._pending.get(command.job_id) and command.verb in ("notice", "suspend"):
+                    return  # a later command says more
+                await asyncio.sleep(pause_s)
+                pause_s = min(longest_s, 2 * pause_s)
+            except Exception as error:
+                logger.exception("engine")
+                self._refused(command, f"{type(error).__name__}: {error}")
+                return
+
+    async def _try(self, command: Command) -> None:
+        engine, job, incarnation = self.engine, command.job_id, command.incarnation
+        if command.verb == "launch":
+            assert command.launch is not None
+            if command.snapshot is not None:
+                digest = command.snapshot
+                try:
+                    await asyncio.to_thread(self.snapshots.unpack, digest, job)
+                except UserError as error:
+                    raise Refused(error.message) from None
+            await engine.launch(command.launch)
+        elif command.verb == "notice":
+            await engine.notice(job, incarnation, command.grace_s)
+        elif command.verb == "terminate":
+            await engine.terminate(job, incarnation, command.grace_s)
+        elif command.verb == "kill":
+            await engine.kill(job, incarnation)
+        elif command.verb == "forget":
+            await engine.forget(job, incarnation)
+        elif command.verb == "suspend":
+            await engine.suspend(job, incarnation, command.mechanism)
+            self._tell(lambda now_s: self.core.suspended(job, incarnation, now_s))
+        else:
+            started = time.perf_counter()
+            await engine.resume(job, incarnation, command.mechanism)
+            took_s = time.perf_counter() - started
+            self._tell(lambda now_s: self.core.resumed(job, incarnation, took_s, now_s))
+
+    def _refused(self, command: Command, why: str) -> None:
+        job, incarnation = command.job_id, command.incarnation
+        answers: dict[str, Callable[[float], None]] = {
+            "launch": lambda now_s: self.core.launch_refused(job, incarnation, why, now_s),
+            "suspend": lambda now_s: self.core.suspend_refused(job, incarnation, why, now_s),
+            "resume": lambda now_s: self.core.resume_refused(job, incarnation, why, now_s),
+        }
+        if command.verb in answers:
+            self._tell(answers[command.verb])
+        else:
+            # Whoever we wanted to stop is not there: its node will tell, or has told, how it ended.
+            logger.info("refused", extra={"fields": {"verb": command.verb, "job_id": job, "why": why}})
+
+    # -- what users ask for --------------------------------------------------------------------------------------------
+
+    async def submit(self, spec: JobSpec, principal: Principal, *, client_key: str | None = None) -> list[str]:
+        """Accept a job: when this returns, it is in the store. The ids of the job, or of all members of the array."""
+        tenant = self._check(spec, principal)
+        spec_json = spec.model_dump_json(exclude_defaults=True)
+        now_s = self.clock.now_s()
+        members: list[int | None] = [None] if spec.array is None else list(dict.fromkeys(spec.array))
+
+        def create(c: Connection) -> tuple[list[db.JobRow], set[str], tuple[str, str] | None]:
+            waits_for, failed = check_dependencies(c, spec.after, principal)
+            rows = db.create_jobs(
+                c,
+                spec_json,
+                members=members,
+                user=principal.user,
+                tenant=tenant,
+                name=spec.name,
+                gpus=spec.gpus,
+                nodes=spec.nodes,
+                priority=spec.priority,
+                submit_s=now_s,
+                client_key=client_key,
+                after=spec.after,
+            )
+            return rows, waits_for, failed
+
+        rows, waits_for, failed = await self.store.change(create, must=False)
+        fresh = [row for row in rows if not row.terminal]
+
+        def message(now_s: float) -> None:
+            still = [other for other in waits_for if other in self.core.jobs]
+            if failed is not None:
+                self.core.dependency_failed(fresh, *failed, now_s)
+            elif len(still) == len(waits_for):
+                self.core.arrived(fresh, waits_for, now_s)
+            else:  # some ended between the commit and now: look again
+                self._background(self._arrive_later(fresh))
+
+        self._tell(message)
+        self.metrics.submitted(tenant, len(rows))
+        return [row.id for row in rows]
+
+    async def _arrive_later(self, rows: list[db.JobRow]) -> None:
+        def look() -> dict[str, set[str]]:
+            with self.store.read() as c:
+                return unfinished_dependencies(c, rows)
+
+        found = await asyncio.to_thread(look)
+
+        def message(now_s: float) -> None:
+            for row in rows:
+                self.core.arrived([row], found.get(row.id, set()), now_s)
+
+        self._tell(message)
+
+    def _check(self, spec: JobSpec, principal: Principal) -> str:
+        """Refuse what can never run; the tenant it runs for."""
+        if self.core.closing:
+            raise Conflict("the cluster is going down", hint="`thebes up` starts it again")
+        tenant = spec.tenant or principal.tenant
+        if tenant != principal.tenant and not principal.is_admin:
+            raise Forbidden(f"your jobs run for tenant '{principal.tenant}', not '{tenant}'", hint="leave --tenant out")
+        why_not = self.core.ledger.never_fits(spec.gpus, spec.nodes, spec.gpu_type)
+        if why_not:
+            raise Invalid(f"the job can never run: {why_not}", hint="`thebes nodes` shows what there is")
+        quota = self.quota(tenant)
+        if quota is not None and spec.gpus > quota:
+            raise Invalid(
+                f"the job can never run: it asks for {spec.gpus} GPUs, the quota of tenant '{tenant}' is {quota}",
+                hint="ask for fewer GPUs, or have an admin raise the quota",
+            )
+        if spec.snapshot is not None and not self.snapshots.has(spec.snapshot):
+            raise Invalid("the snapshot named was not uploaded", hint="`thebes submit --snapshot` does both")
+        return tenant
+
+    def quota(self, tenant: str) -> int | None:
+        """GPUs that the tenant may hold at once; None: no limit."""
+        ledger = self.core.ledger
+        if tenant not in ledger.tenants:
+            return None
+        quota = int(ledger.table.quotas[ledger.tenants.index(tenant)])
+        return None if quota >= 1 << 60 else quota
+
+    async def set_quota(self, tenant: str, gpus: int | None) -> None:
+        """An admin has changed a tenant: it holds from now on."""
+        await self._ask(lambda now_s: self.core.set_quota(tenant, gpus, now_s))
+
+    async def act(self, verb: str, job_id: str, principal: Principal, **options: Any) -> list[str]:
+        """cancel, hold, release, requeue or preempt a job, or all members of an array that it can be done to."""
+
+        def look() -> list[db.JobRow]:
+            with self.store.read() as c:
+                return named(c, job_id)
+
+        rows = await asyncio.to_thread(look)
+        if not rows or not (principal.is_admin or rows[0].user == principal.user):
+            raise NotFound(f"there is no job {job_id}", hint="`thebes ps` lists yours")
+        whole_array = rows[0].id != job_id
+
+        def act(now_s: float) -> list[str]:
+            done: list[str] = []
+            refused: UserError | None = None
+            for row in rows:
+                try:
+                    self._act_on(verb, row, principal.user, now_s, **options)
+                    done.append(row.id)
+                except UserError as error:
+                    refused = error
+                    if not whole_array:
+                        raise
+            if not done and refused is not None:
+                raise refused
+            return done
+
+        return await self._ask(act)
+
+    def _act_on(self, verb: str, row: db.JobRow, actor: str, now_s: float, *, grace_s: float | None = None) -> None:
+        core = self.core
+        if row.id not in core.jobs:
+            if not row.terminal:
+                raise Conflict(f"job {row.id} has just been submitted or has just ended", hint="try again")
+            if verb == "requeue":
+                core.requeue_ended(row, actor, now_s)
+                return
+            raise Conflict(
+                f"job {row.id} has ended already: {row.state}", hint=f"`thebes requeue {row.id}` runs it again"
+            )
+        if verb == "cancel":
+            core.cancel(row.id, actor, now_s)
+        elif verb == "hold":
+            core.hold(row.id, actor, now_s)
+        elif verb == "release":
+            core.release(row.id, actor, now_s)
+        elif verb == "requeue":
+            core.requeue(row.id, actor, now_s)
+        elif verb == "preempt":
+            core.requeue(row.id, actor, now_s, why="preempt", grace_s=grace_s)
+        else:
+            raise Invalid(f"there is no '{verb}'", hint="cancel, hold, release, requeue or preempt")
+
+    async def drain(self, node: str, reason: str, preempt: bool, actor: str) -> None:
+        await self._ask(lambda now_s: self.core.drain(node, reason, actor, now_s, preempt=preempt))
+
+    async def undrain(self, node: str, actor: str) -> None:
+        await self._ask(lambda now_s: self.core.undrain(node, actor, now_s))
+
+    async def shutdown(self, mode: Literal["checkpoint", "keep", "kill"]) -> dict[str, Any]:
+        """What becomes of running jobs when the cluster is stopped; answers when all that shall end has ended."""
+        if mode == "keep":
+            return {"mode": mode, "stopped": []}
+        stopped = await self._ask(lambda now_s: self.core.stop_all(mode, now_s))
+        patience_s = 10.0 + max((self._grace_s(job) for job in stopped), default=0.0)
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline and any(
+            self.core.jobs[job].attempts for job in stopped if job in self.core.jobs
+        ):
+            await asyncio.sleep(0.02)
+        return {"mode": mode, "stopped": stopped}
+
+    def _grace_s(self, job_id: str) -> float:
+        job = self.core.jobs.get(job_id)
+        return self.config.grace_s if job is None or job.spec.grace_s is None else job.spec.grace_s
+
+    async def plan(self, spec: JobSpec, principal: Principal) -> dict[str, Any]:
+        """What would become of this job if it were submitted now."""
+        try:
+            tenant = self._check(spec, principal)
+        except Invalid as error:
+            return {"starts": "never", "start_in_s": None, "reason": error.message, "nodes": {}, "preempts": []}
+        return forecast(self.core, spec, tenant, self.clock.now_s())
+
+    # -- what is -------------------------------------------------------------------------------------------------------
+
+    def live(self, job_id: str) -> dict[str, Any] | None:
+        """What is known of a job beyond the store: why it waits, how far it is, where it runs."""
+        job = self.core.jobs.get(job_id)
+        if job is None:
+            return None
+        return {
+            "reason": self.core.reason(job),
+            "step": job.step,
+            "steps_per_s": job.steps_per_s,
+            "gpus_held": {part.node: list(part.gpus) for part in job.active.parts} if job.active else {},
+        }
+
+    def nodes(self) -> list[dict[str, Any]]:
+        core, found = self.core, []
+        for spec in core.ledger.nodes:
+            facts = core.nodes.get(spec.name)
+            gpus: list[dict[str, Any]] = []
+            for index in range(spec.gpus):
+                holders = sorted(core.on_gpu.get(core.ledger.gpu_number(spec.name, index), ()))
+                gpu = facts.gpus[index] if facts is not None and index < len(facts.gpus) else None
+                gpus.append(
+                    {
+                        "index": index,
+                        "uuid": gpu.uuid if gpu else "",
+                        "name": gpu.name if gpu else "",
+                        "memory_gib": gpu.memory_gib if gpu else 0.0,
+                        "virtual": gpu.virtual if gpu else False,
+                        "healthy": gpu.healthy if gpu else False,
+                        "job": holders[0][0] if holders else None,
+                        "user": core.jobs[holders[0][0]].user if holders and holders[0][0] in core.jobs else None,
+                    }
+                )
+            found.append(
+                {
+                    "name": spec.name,
+                    "alive": facts is not None and facts.alive,
+                    "drained": spec.name in core.drained,
+                    "reason": core.drained.get(spec.name, "") or (facts.detail if facts is not None else ""),
+                    "pid": facts.pid if facts is not None else None,
+                    "mechanisms": list(facts.mechanisms) if facts is not None else [],
+                    "gpus_total": spec.gpus,
+                    "gpus_busy": sum(gpu["job"] is not None for gpu in gpus),
+                    "gpus": gpus,
+                }
+            )
+        return found
+
+    def status(self) -> dict[str, Any]:
+        core = self.core
+        states: dict[str, int] = {}
+        for job in core.jobs.values():
+            states[job.state] = states.get(job.state, 0) + 1
+        return {
+            "policy": self.policy.label,
+            "placement": self.placement.name,
+            "gpus": {"total": core.ledger.cluster.total_gpus, "busy": len(core.on_gpu)},
+            "jobs": states,
+            "time_s": self.clock.now_s(),
+            "trouble": self.trouble or self.store.trouble,
+            "closing": core.closing,
+        }
+
+    def refresh_metrics(self) -> None:
+        """Gauges that are worked out when somebody looks."""
+        core = self.core
+        jobs: dict[tuple[str, str], int] = {}
+        for job in core.jobs.values():
+            jobs[job.state, job.tenant] = jobs.get((job.state, job.tenant), 0) + 1
+        self.metrics.set_jobs(jobs)
+        gpus: dict[tuple[str, str], int] = {}
+        largest_free = 0
+        for node in self.nodes():
+            name, busy, total = node["name"], node["gpus_busy"], node["gpus_total"]
+            usable = node["alive"] and not node["drained"]
+            rest = "free" if usable else "drained" if node["drained"] else "down"
+            gpus[name, "busy"], gpus[name, rest] = busy, total - busy
+            largest_free = max(largest_free, total - busy if usable else 0)
+        self.metrics.set_gpus(gpus)
+        free = sum(count for (_, state), count in gpus.items() if state == "free")
+        self.metrics.fragmentation(1.0 - largest_free / free if free else 0.0)
+        self.metrics.store_trouble(self.store.trouble is not None)
+
+
+def _keep_snapshot(c: Connection, body: dict[str, Any]) -> None:
+    db.append_journal(c, body["t"], "snapshot", body)
+    db.prune_journal(c)

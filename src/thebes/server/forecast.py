@@ -1,0 +1,123 @@
+"""When would a job start, where, and at whose expense: the same policy, run ahead on a copy of the ledger.
+
+Nobody knows how long jobs run. A time limit is taken at its word; else the median of what past jobs that got so far
+still needed. Without either there is no estimate, and the answer says so instead of guessing.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from typing import Any
+
+from thebes.model.jobs import NEVER
+from thebes.server.core import Core
+from thebes.server.ledger import Ledger
+from thebes.server.spec import JobSpec
+
+NAME = "(this job)"
+LONGEST_S = 0.2  # of our own time
+FEWEST_SAMPLES = 5  # past jobs, for a median that means anything
+
+
+def forecast(core: Core, spec: JobSpec, tenant: str, now_s: float) -> dict[str, Any]:
+    """What would become of this job if it were submitted now."""
+    if spec.after:
+        reason = f"it waits for job {', '.join(spec.after[:5])}"
+        return {"starts": "later", "start_in_s": None, "nodes": {}, "preempts": [], "reason": reason}
+    without, _ = core.ledger.copy().decide(now_s)
+    ledger = core.ledger.copy()
+    entry: dict[str, Any] = {
+        "op": "arrive",
+        "t": now_s,
+        "job": NAME,
+        "gpus": spec.gpus,
+        "nodes": spec.nodes,
+        "gpu_type": spec.gpu_type,
+        "model": spec.model,
+        "priority": spec.priority,
+        "tenant": tenant,
+        "submit_s": now_s,
+    }
+    ledger.apply(entry)
+    planned, view = ledger.decide(now_s)
+    ledger.apply(planned.entry())
+    waiting = sum(not ledger.holds(job) for job in ledger.row_of)
+    if ledger.holds(NAME):
+        gpus = ledger.gpus_of(NAME)
+        victims = sorted(set(planned.suspend) - set(without.suspend))
+        busy = [gpu for gpu in gpus if core.on_gpu.get(gpu)]
+        clearing_s = max(
+            (core.jobs[job].suspend_s for gpu in busy for job, _ in core.on_gpu[gpu] if job in core.jobs), default=0.0
+        )
+        return {
+            "starts": "now",
+            "start_in_s": clearing_s,
+            "nodes": {node: list(numbers) for node, numbers in ledger.parts(gpus)},
+            "preempts": victims,
+            "position": 0,
+            "reason": "its GPUs must be cleared first" if busy else "",
+        }
+    fate = planned.fates[[ledger.ids[row] for row in view.jobs.rows].index(NAME)]
+    answer: dict[str, Any] = {
+        "starts": "later",
+        "start_in_s": None,
+        "nodes": {},
+        "preempts": [],
+        "position": waiting,
+        "reason": ledger.reason(fate),
+    }
+    found = _look_ahead(core, ledger, now_s)
+    if isinstance(found, str):
+        return answer | {"estimate": found}
+    start_s, gpus = found
+    return answer | {
+        "start_in_s": start_s - now_s,
+        "nodes": {node: list(numbers) for node, numbers in ledger.parts(gpus)},
+        "estimate": "if jobs run as long as their limits say, or as past jobs did",
+    }
+
+
+def _look_ahead(core: Core, ledger: Ledger, now_s: float) -> tuple[float, tuple[int, ...]] | str:
+    """Go from one expected end to the next until the job holds GPUs; or why that cannot be said."""
+    samples = sorted(ledger.services)
+    ends: dict[str, float] = {}
+    give_up_at = time.perf_counter() + LONGEST_S
+    while time.perf_counter() < give_up_at:
+        for job in ledger.row_of:
+            if ledger.holds(job) and job not in ends:
+                left_s = _left_s(core, ledger, job, samples, now_s)
+                if left_s is None:
+                    return f"no estimate: job {job} has no time limit, and too few jobs have ended to learn from"
+                ends[job] = now_s + left_s
+                ledger.apply({"op": "ran", "t": now_s, "job": job})
+            elif not ledger.holds(job):
+                ends.pop(job, None)
+        next_end = min(ends.items(), key=lambda item: item[1], default=("", NEVER))
+        now_s = min(next_end[1], max(ledger.wake_s, now_s))
+        if now_s == NEVER:
+            return "no estimate: nothing that is known makes room for it"
+        if next_end[1] <= now_s:
+            ledger.apply({"op": "leave", "t": now_s, "job": next_end[0], "completed": False})
+            del ends[next_end[0]]
+        planned, _ = ledger.decide(now_s)
+        ledger.apply(planned.entry())
+        if ledger.holds(NAME):
+            return now_s, ledger.gpus_of(NAME)
+    return "no estimate: too much would happen before"
+
+
+def _left_s(core: Core, ledger: Ledger, job_id: str, samples: list[float], now_s: float) -> float | None:
+    """How long a job will still run: up to its limit, or as past jobs that had got so far."""
+    record = ledger.table.jobs[ledger.row_of[job_id]]
+    ran_s = float(record["executed_s"]) + max(
+        0.0, now_s - float(record["run_from_s"]) if record["run_from_s"] < NEVER else 0.0
+    )
+    job = core.jobs.get(job_id)
+    if job is not None and job.spec.time_s is not None:
+        return max(1.0, job.spec.time_s - ran_s)
+    gpus, attained = int(record["gpus"]), ran_s * int(record["gpus"])
+    longer = samples[bisect_right(samples, attained) :]
+    if len(longer) < FEWEST_SAMPLES:
+        return None
+    return max(1.0, (longer[len(longer) // 2] - attained) / gpus)

@@ -1,0 +1,68 @@
+"""What the controller asks of the store when it starts, and about dependencies when a job comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import Connection, select
+
+from thebes.server import store as db
+from thebes.server.errors import Invalid
+from thebes.server.principal import Principal
+from thebes.server.schema import ALIVE_STATES, attempts, jobs
+
+
+def last_instant_s(c: Connection) -> float:
+    """The latest instant that was written down: time does not go back behind it."""
+    newest = [row.submit_s for row in db.alive_jobs(c)[-1:]]
+    newest += [entry.time_s for entry in db.list_decisions(c, limit=1)]
+    return max(newest, default=0.0)
+
+
+def last_checkpoints(c: Connection) -> dict[str, tuple[int | None, str]]:
+    """Step and path of the last checkpoint that each living job told."""
+    found = c.execute(
+        select(attempts.c.job_id, attempts.c.checkpoint_step, attempts.c.checkpoint_path)
+        .join(jobs, jobs.c.id == attempts.c.job_id)
+        .where(jobs.c.state.in_(ALIVE_STATES), attempts.c.checkpoint_path.is_not(None))
+        .order_by(attempts.c.incarnation)
+    )
+    return {row.job_id: (row.checkpoint_step, row.checkpoint_path) for row in found}
+
+
+def named(c: Connection, name: str) -> list[db.JobRow]:
+    """The job of this id, or all members of the array."""
+    one = db.get_job(c, name)
+    return [one] if one is not None else db.members(c, name)
+
+
+def unfinished_dependencies(c: Connection, rows: Collection[db.JobRow]) -> dict[str, set[str]]:
+    """Of each job, those it comes after that have not completed."""
+    by_number: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        number = row.array_id or row.id
+        if number not in by_number:
+            after = [other for name in db.dependencies_of(c, row.id) for other in named(c, name)]
+            by_number[number] = {other.id for other in after if other.state != "completed"}
+        if by_number[number]:
+            found[row.id] = by_number[number]
+    return found
+
+
+def check_dependencies(
+    c: Connection, after: Collection[str], principal: Principal
+) -> tuple[set[str], tuple[str, str] | None]:
+    """What is not completed yet of the jobs to come after; and the one that never will be, with its state."""
+    waits_for: set[str] = set()
+    failed: tuple[str, str] | None = None
+    for name in after:
+        rows = named(c, name)
+        if not rows or not (principal.is_admin or rows[0].user == principal.user):
+            raise Invalid(f"--after {name}: there is no such job", hint="`thebes ps -a` lists yours")
+        for row in rows:
+            if row.terminal and row.state != "completed":
+                failed = row.id, row.state
+            elif not row.terminal:
+                waits_for.add(row.id)
+    return waits_for, failed
