@@ -175,8 +175,8 @@ def _status_lines(state: dict[str, Any]) -> list[tuple[str, str, str]]:
     if jobs is not None:
         told = [f"{count} {name}" for name, count in jobs.items() if count]
         lines.append(("jobs", " · ".join(told) or "none", ""))
-    if state["store"]:
-        lines.append(("store", str(state["store"]), "red"))
+    if state["trouble"]:
+        lines.append(("trouble", str(state["trouble"]), "red"))
     return lines
 
 

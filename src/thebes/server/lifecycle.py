@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+from thebes.engine.contract import PREEMPTED_EXIT_CODE
 from thebes.model.errors import UserError
 from thebes.node.instance import Attempt, Instance, LockHeld, stop_process
 from thebes.node.keeper import start_keeper, stop_instance
@@ -30,6 +31,8 @@ READY_S = 20.0
 PERMANENT_CODES = (2, 3)  # exit codes of the controller after which it will not go better by itself
 HOPELESS_DEATHS = 3
 DEFAULT_VIRTUAL_GPUS = 8
+
+LATER = "goes on from its last checkpoint at the next `thebes up`"
 
 Mode = Literal["checkpoint", "keep", "kill"]
 Tell = Callable[[str], None]
@@ -308,7 +311,11 @@ def take_down(instance: Instance, mode: Mode, tell: Tell) -> list[Ending]:
             tell(f"{name} did not stop by itself and was killed")
         known = {ending.job_id for ending in endings}
         if mode == "keep":
-            rest = [Ending(job_id, "runs on") for job_id in _job_ids(instance) if job_id not in known]
+            rest = [
+                Ending(job_id, "runs on; the next `thebes up` takes it over")
+                for job_id in _job_ids(instance)
+                if job_id not in known
+            ]
         else:
             rest = [end for end in end_attempts(instance, mode, tell) if end.job_id not in known]
         return sorted([*endings, *rest], key=lambda ending: [int(n) for n in ending.job_id.split("_")])
@@ -341,7 +348,21 @@ def _end_through_controller(instance: Instance, mode: Mode, tell: Tell) -> list[
         why = answer.body.get("error", answer.status) if answer else "no answer"
         tell(f"the controller could not end the jobs ({why}): they are ended through their supervisors")
         return []
-    return [Ending(str(job["id"]), str(job["outcome"])) for job in answer.body.get("jobs", [])]
+    stopped = dict.fromkeys(str(job_id) for job_id in answer.body.get("stopped", []))
+    return [Ending(job_id, _told_by_controller(instance, job_id)) for job_id in stopped]
+
+
+def _told_by_controller(instance: Instance, job_id: str) -> str:
+    answer = ask(instance, "GET", f"/v1/jobs/{job_id}", with_token=True, timeout_s=5.0)
+    if answer is None or answer.status != 200:
+        return "was stopped"
+    job = answer.body
+    if job["state"] in ("completed", "failed", "cancelled", "timeout"):
+        return job["state"]
+    last = job["attempts"][-1] if job["attempts"] else {}
+    if last.get("ended_s") is None:
+        return "has not ended yet"
+    return outcome(last["cause"], set(last["codes"].values()), last["checkpoint_step"])
 
 
 def _grace_s(instance: Instance) -> float:
@@ -377,25 +398,30 @@ def end_attempts(instance: Instance, mode: Mode, tell: Tell) -> list[Ending]:
         if attempt.lives:
             tell(f"job {attempt.job_id}: its supervisor does not answer and is killed")
             stop_process(attempt.pid, attempt.dir / "lock", patience_s=0.0)
-    return [Ending(attempt.job_id, _outcome(attempt, mode)) for attempt in _one_per_job(attempts)]
+    return [Ending(attempt.job_id, _outcome(attempt)) for attempt in _one_per_job(attempts)]
 
 
 def _one_per_job(attempts: Sequence[Attempt]) -> list[Attempt]:
     return list({attempt.job_id: attempt for attempt in attempts}.values())
 
 
-def _outcome(attempt: Attempt, mode: Mode) -> str:
+def _outcome(attempt: Attempt) -> str:
     state = attempt.state()
     if state.get("state") != "exited":
-        return "lost its supervisor; goes on from its last checkpoint at the next `thebes up`"
-    codes = set(state.get("codes", {}).values())
-    if state.get("cause") == "exit" and codes <= {0}:
+        return f"lost its supervisor; {LATER}"
+    return outcome(state.get("cause", ""), set(state.get("codes", {}).values()), None)
+
+
+def outcome(cause: str, codes: set[int], step: int | None) -> str:
+    """How an incarnation ended when the cluster went down, in a few words."""
+    if cause == "exit" and codes == {0}:
         return "completed"
-    if 85 in codes:
-        return "saved its state; goes on at the next `thebes up`"
-    if mode == "kill":
-        return "killed; goes on from its last checkpoint at the next `thebes up`"
-    return "ended without saying that it saved; goes on from its last checkpoint at the next `thebes up`"
+    if PREEMPTED_EXIT_CODE in codes:
+        saved = "saved its state" if step is None else f"saved its state at step {step}"
+        return f"{saved}; goes on at the next `thebes up`"
+    if step is not None:
+        return f"stopped; goes on from step {step} at the next `thebes up`"
+    return f"{'killed' if cause == 'killed' else 'ended'} without saving; {LATER}"
 
 
 # how it is
@@ -440,7 +466,7 @@ def describe(instance: Instance) -> dict[str, Any]:
             "virtual": all(node.virtual for node in config.nodes),
         },
         "jobs": facts.get("jobs"),
-        "store": facts.get("store"),
+        "trouble": facts.get("trouble"),
     }
 
 

@@ -132,7 +132,7 @@ async def serve(instance: Instance, config: Config, listener: socket.socket) -> 
                 more = {"tls_cert": config.tls_cert} if config.tls_cert else {}
                 with suppress(UserError):  # a full disk: the last endpoint has the same port, most likely
                     instance.write_endpoint(url, **more)
-                logger.info("serving", extra={"url": url})
+                logger.info("serving", extra={"fields": {"url": url}})
 
             async def told_to_stop() -> None:
                 await stop.wait()
@@ -200,7 +200,7 @@ def run(instance: Instance) -> int:
     try:
         with instance.hold_lock("controller"):
             _start_log(instance)
-            logger.info("starting", extra={"pid": os.getpid()})
+            logger.info("starting", extra={"fields": {"pid": os.getpid()}})
             config = load(instance.config)
             check_listening(config)
             endpoint = instance.read_endpoint()
@@ -211,7 +211,7 @@ def run(instance: Instance) -> int:
             return EXIT_STOPPED
     except UserError as error:
         kinds = {LockHeld: EXIT_HELD, PortTaken: EXIT_PORT_TAKEN}
-        logger.error(error.message, extra={"hint": error.hint})
+        logger.error(error.message, extra={"fields": {"hint": error.hint}})
         print(f"error: {error.message}" + (f"\n  → {error.hint}" if error.hint else ""), file=sys.stderr)
         return kinds.get(type(error), EXIT_MISTAKE)
     except Exception:
