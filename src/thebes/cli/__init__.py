@@ -15,6 +15,8 @@ from typing import Annotated
 
 import typer
 
+from thebes.cli.quick import QuickCommand, QuickGroup
+
 SIMULATE, JOBS, CLUSTER, ADMIN = "Simulate", "Jobs", "Live cluster", "Administration"
 
 
@@ -55,6 +57,7 @@ COMMANDS = {
     "preempt": Entry("act", "preempt", JOBS),
     "drain": Entry("nodes", "drain", ADMIN),
     "undrain": Entry("nodes", "undrain", ADMIN),
+    "replay": Entry("replay", "replay", ADMIN),
     "token": Entry("instance", "token", ADMIN, is_group=True),
     "tenant": Entry("instance", "tenant", ADMIN, is_group=True),
 }
@@ -80,6 +83,7 @@ def build(words: Sequence[str] = ()) -> typer.Typer:
     """The command line as far as these words need it."""
     app = typer.Typer(
         name="thebes",
+        cls=QuickGroup,
         help="Schedule deep-learning training on GPU clusters, and simulate it with the very same policies.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -95,7 +99,7 @@ def build(words: Sequence[str] = ()) -> typer.Typer:
         if entry.is_group:
             app.add_typer(found, name=name, rich_help_panel=entry.panel)
         else:
-            more = getattr(module, entry.settings) if entry.settings else {}
+            more = {"cls": QuickCommand, **(getattr(module, entry.settings) if entry.settings else {})}
             app.command(name, rich_help_panel=entry.panel, **more)(found)
     return app
 

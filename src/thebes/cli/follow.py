@@ -12,7 +12,7 @@ import typer
 
 from thebes.cli.act import exit_code_of, tell_end
 from thebes.cli.live import ACTIVE, TERMINAL, Folder, JobId, ShortFormat, ShortOutput, connect, job_id
-from thebes.cli.screen import clean, clock, paint, print_json, say
+from thebes.cli.screen import clean, clock, duration, paint, print_json, say
 from thebes.model.errors import UserError
 
 if TYPE_CHECKING:
@@ -135,21 +135,36 @@ def _event_line(event: dict[str, Any], output: ShortOutput, job: str | None) -> 
         import json
 
         return json.dumps(event, ensure_ascii=False)
-    now_s = time.time()
-    who = [] if job == event.get("job_id") else [str(event.get("job_id") or event.get("node") or "").ljust(8)]
-    detail = event.get("detail") or {}
-    text = "  ".join(f"{key} {_value(value)}" for key, value in detail.items() if value not in (None, "", [], {}))
-    node = f"on {event['node']}" if event.get("node") and event.get("job_id") else ""
-    actor = f"by {event['actor']}" if event.get("actor") else ""
-    words = [paint(clock(event["time_s"], now_s), "dim"), *who, str(event["kind"]).ljust(12), node, text, actor]
-    return "  ".join(clean(word) if "\x1b" not in word else word for word in words if word.strip()).rstrip()
+    who = [] if job == event.get("job_id") else [str(event.get("job_id") or event.get("node") or "").ljust(6)]
+    words = [*who, str(event["kind"]).ljust(10), told_of(event)]
+    return "  ".join([paint(clock(event["time_s"], time.time()), "dim"), *map(clean, words)]).rstrip()
+
+
+# What an event's details are called in a sentence; the others are shown as `name value`. Empty: shown as they are.
+WORDS = {"on": "on", "to": "to", "for_jobs": "for job", "policy": "by", "reason": "", "detail": "", "state": ""}
+
+
+def told_of(event: dict[str, Any]) -> str:
+    """The details of an event in words."""
+    parts = [f"on {event['node']}"] if event.get("node") and event.get("job_id") else []
+    for key, value in (event.get("detail") or {}).items():
+        if value in (None, "", [], {}):
+            continue
+        shown = (
+            duration(value) if key.endswith("_s") and isinstance(value, int | float) and value >= 10 else _value(value)
+        )
+        name = WORDS.get(key, key.removesuffix("_s").replace("_", " "))
+        parts.append(f"{name} {shown}{'s' if key.endswith('_s') and shown == _value(value) else ''}".strip())
+    if event.get("actor"):
+        parts.append(f"by {event['actor']}")
+    return ", ".join(parts)
 
 
 def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
     if isinstance(value, dict):
-        return ",".join(f"{key}:{_value(item)}" for key, item in value.items())
+        return " ".join(f"{key}:{_value(item)}" for key, item in value.items())
     if isinstance(value, list):
         return ",".join(_value(item) for item in value)
     return str(value)

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from thebes.cli.live import Folder, ShortFormat, ShortOutput, connect
-from thebes.cli.screen import print_json, say
+from thebes.cli.screen import print_json, say, table, terminal_width
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node's name; `thebes nodes` lists them.")]
-NODE_STYLES = {"up": "green", "down": "red", "drained": "yellow", "draining": "yellow"}
+NODE_STYLES = {"up": "green", "down": "red", "drained": "yellow"}
 
 
 def nodes(output: ShortFormat = ShortOutput.table, folder: Folder = None) -> None:
@@ -24,7 +24,37 @@ def nodes(output: ShortFormat = ShortOutput.table, folder: Folder = None) -> Non
 
 
 def node_table(found: list[dict[str, Any]]) -> list[str]:
-    return [str(node) for node in found]
+    """A line per node: state, GPUs, and which of them each job holds."""
+    rows = []
+    for node in found:
+        gpus = node["gpus"]
+        held: dict[str, list[str]] = {}
+        for gpu in gpus:
+            for job in holders(gpu):
+                held.setdefault(job, []).append(str(gpu["index"]))
+        names = sorted({_kind(gpu) for gpu in gpus})
+        free = sum(1 for gpu in gpus if not holders(gpu))
+        jobs = "  ".join(f"{job}:{','.join(places)}" for job, places in held.items())
+        reason = str(node.get("reason") or node.get("detail") or "")
+        rows.append([node["name"], node_state(node), str(len(gpus)), str(free), "/".join(names), jobs or "–", reason])
+    columns = ["NODE", "STATE", "GPUS", "FREE", "TYPE", "JOB:GPUS", "REASON"]
+    style = lambda column, cell: NODE_STYLES.get(cell, "") if column == 1 else ""  # noqa: E731
+    return table(columns, rows, right=("GPUS", "FREE"), width=terminal_width(), style=style)
+
+
+def node_state(node: dict[str, Any]) -> str:
+    if not node.get("alive", True):
+        return "down"
+    return "drained" if node.get("drained") else "up"
+
+
+def holders(gpu: dict[str, Any]) -> list[str]:
+    """The jobs on a GPU; several when it is shared."""
+    return [str(job) for job in gpu.get("jobs") or ()]
+
+
+def _kind(gpu: dict[str, Any]) -> str:
+    return "virtual" if gpu.get("virtual") else str(gpu.get("name") or "GPU")
 
 
 def drain(
