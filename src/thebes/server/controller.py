@@ -103,6 +103,7 @@ class Controller:
         self._decided_at = 0.0
         self._decision_took_s = 0.0
         self._stopped = False
+        self._at_work = False
 
     # -- open and close ----------------------------------------------------------------------------------------------
 
@@ -211,8 +212,15 @@ class Controller:
             await self._ring()
             if self._stopped:
                 break
+            self._at_work = True
             self._turn()
             await self._commit_and_act()
+            self._at_work = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do until something happens."""
+        return not (self._at_work or self._inbox or self._orders or self.core.dirty)
 
     async def _ring(self) -> None:
         """Until there is something to do: a message, or an instant at which the policy wants to be asked."""

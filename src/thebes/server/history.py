@@ -125,6 +125,11 @@ def append_journal(c: Connection, time_s: float, kind: str, body: Mapping[str, A
 def journal_since_snapshot(c: Connection) -> Iterator[JournalEntry]:
     """The last snapshot and what followed; everything when there is no snapshot. Read it while `c` is open."""
     start = c.scalar(select(func.max(journal.c.seq)).where(journal.c.kind == "snapshot")) or 0
+    yield from entries_from(c, start)
+
+
+def entries_from(c: Connection, start: int) -> Iterator[JournalEntry]:
+    """Entry `start` and what followed. Read it while `c` is open."""
     for row in c.execute(select(journal).where(journal.c.seq >= start).order_by(journal.c.seq)):
         yield _entry(row)
 

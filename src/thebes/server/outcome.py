@@ -72,12 +72,13 @@ def lost_work_s(parts: Collection[Report], outcome: Outcome) -> float:
     """Running time that must be done again: since the last checkpoint told, or all of it."""
     if outcome.kind == "completed" or outcome.saved:
         return 0.0
+    started = [part for part in parts if part.started_s is not None and part.exited_s is not None]
+    # One rank saves for the whole gang.
+    saved_s = max((part.checkpoint_s for part in started if part.checkpoint_s is not None), default=None)
     lost_s = 0.0
-    for part in parts:
-        if part.started_s is None or part.exited_s is None:
-            continue
+    for part in started:
         since_s = part.run_s
-        if part.checkpoint_s is not None:
-            since_s = min(since_s, max(0.0, part.exited_s - max(part.checkpoint_s, part.started_s)))
+        if saved_s is not None and part.exited_s is not None and part.started_s is not None:
+            since_s = min(since_s, max(0.0, part.exited_s - max(saved_s, part.started_s)))
         lost_s = max(lost_s, since_s)
     return lost_s

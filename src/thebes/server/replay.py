@@ -12,12 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import func, select
+
 from thebes.model.decision import HOLDS
 from thebes.model.errors import UserError
 from thebes.placement import Placement
 from thebes.policy.base import Policy
+from thebes.server import sqlite
+from thebes.server.history import entries_from
 from thebes.server.ledger import Ledger
 from thebes.server.rows import JournalEntry
+from thebes.server.schema import journal
 
 COMPARED = ("digest", "suspend", "start", "migrate", "promote", "queues", "fates", "wake_s")
 
@@ -40,12 +45,15 @@ class Replayed:
         return not self.differs
 
 
-def replay(entries: Iterable[JournalEntry], policy: Policy, placement: Placement) -> Iterator[Replayed]:
-    """Replay from the first snapshot among the entries on."""
+Choose = Callable[[Mapping[str, Any]], tuple[Policy, Placement]]
+
+
+def replay(entries: Iterable[JournalEntry], choose: Choose) -> Iterator[Replayed]:
+    """Replay from the first snapshot among the entries on; `choose` makes the policy that a snapshot names."""
     ledger: Ledger | None = None
     for entry in entries:
         if entry.kind == "snapshot":
-            ledger = Ledger.restore(entry.body, policy, placement)
+            ledger = Ledger.restore(entry.body, *choose(entry.body["config"]))
         elif ledger is None:
             continue
         elif entry.kind == "input":
@@ -69,31 +77,46 @@ def replay_store(
 ) -> list[Replayed]:
     """Replay the journal of an instance's folder: all that it holds, from entry `since` on, or one decision."""
     from thebes.node.instance import Instance
-    from thebes.server import store as db
     from thebes.server.config import live_policy, load
 
     instance = Instance.at(folder)
     config = load(instance.config)
-    policy, placement = live_policy(config)
+
+    def choose(chosen: Mapping[str, Any]) -> tuple[Policy, Placement]:
+        return live_policy(config.model_copy(update=dict(chosen)))
+
+    wanted = decision if decision is not None else since
     done: list[Replayed] = []
-    with db.read_only(instance.store) as c:
-        first = db.snapshot_before(c, decision if decision is not None else since)
-        if first is None:
-            raise UserError(
-                "the journal holds no snapshot to begin with",
-                hint="`thebes up` writes one; there may be no decision yet",
-            )
-        for replayed in replay(db.journal_from(c, first), policy, placement):
-            if decision is not None and replayed.seq > decision:
-                break
-            if (decision is not None and replayed.seq == decision) or (
-                decision is None and (since is None or replayed.seq >= since)
-            ):
-                done.append(replayed)
-                if progress is not None:
-                    progress(replayed)
+    for replayed in replay(_journal(instance.store, wanted), choose):
+        if decision is not None and replayed.seq > decision:
+            break
+        if replayed.seq == decision or (decision is None and replayed.seq >= (since or 0)):
+            done.append(replayed)
+            if progress is not None:
+                progress(replayed)
     if decision is not None and not done:
         raise UserError(
             f"there is no decision {decision} in the journal", hint="GET /v1/decisions lists them; old ones are pruned"
         )
     return done
+
+
+def _journal(path: Path, wanted: int | None) -> Iterator[JournalEntry]:
+    """The journal from the last snapshot before entry `wanted` on, or from the oldest one; read without a writer."""
+    if not path.exists():
+        raise UserError(f"there is no store at {path}", hint="name the folder of an instance with --dir")
+    engine = sqlite.reader_engine(path)
+    try:
+        with engine.connect() as c:
+            snapshots = select(func.min(journal.c.seq) if wanted is None else func.max(journal.c.seq)).where(
+                journal.c.kind == "snapshot"
+            )
+            first = c.scalar(snapshots if wanted is None else snapshots.where(journal.c.seq <= wanted))
+            if first is None:
+                raise UserError(
+                    f"the journal holds no snapshot before entry {wanted}" if wanted else "the journal is empty",
+                    hint="old entries are pruned, and `thebes up` writes the first",
+                )
+            yield from entries_from(c, first)
+    finally:
+        engine.dispose()

@@ -1,0 +1,289 @@
+"""The real controller with a fake engine and a fake clock: what happens to jobs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from cluster_in_a_test import live_cluster
+
+from thebes.model.errors import UserError
+
+
+def run(story):
+    asyncio.run(story)
+
+
+def test_a_job_runs_and_completes(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            job = await c.submit(2)
+            assert c.state(job) == "running"
+            await c.pass_time(10)
+            c.engine.end(job, 1, 0)
+            await c.quiet()
+            row = c.row(job)
+            assert (row.state, row.exit_code, row.incarnation) == ("completed", 0, 1)
+            assert not c.controller.core.on_gpu
+            assert not c.engine.ended  # forgotten once it is in the store
+
+    run(story())
+
+
+def test_higher_priority_preempts_by_the_handshake_and_the_victim_resumes(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            low = await c.submit(8)
+            await c.pass_time(5)
+            c.engine.checkpointed(low, 1, 17)
+            high = await c.submit(8, priority=5)
+            assert c.state(low) == "preempting"
+            assert c.state(high) == "starting"  # its GPUs are promised, but not clear yet
+            assert ("notice", low, 1) in c.engine.calls
+            c.engine.end(low, 1, 85)
+            await c.quiet()
+            assert (c.state(low), c.state(high)) == ("queued", "running")
+            c.engine.end(high, 1, 0)
+            await c.quiet()
+            assert c.state(low) == "running"
+            launch = c.engine.living[low, 2].launch
+            assert launch.resumes
+            assert launch.resume_from == "/ckpt/17"
+            c.engine.end(low, 2, 0)
+            await c.quiet()
+            row = c.row(low)
+            assert (row.state, row.preemptions, row.failures, row.lost_gpu_s) == ("completed", 1, 0, 0.0)
+
+    run(story())
+
+
+def test_a_job_that_does_not_save_in_time_loses_what_it_did_since_its_checkpoint(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path, grace_s=4.0) as c:
+            low = await c.submit(8)
+            await c.pass_time(100)
+            c.engine.checkpointed(low, 1, 5)
+            await c.pass_time(50)
+            await c.submit(8, priority=5)
+            await c.pass_time(5)  # the deadline passes, it is killed
+            row = c.row(low)
+            assert row.state == "queued"
+            assert row.lost_gpu_s == pytest.approx(8 * 55)
+
+    run(story())
+
+
+def test_failures_use_up_the_retries_and_preemptions_do_not(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            job = await c.submit(1, max_retries=1)
+            c.engine.end(job, 1, 1)
+            await c.quiet()
+            assert c.state(job) == "running"
+            c.engine.end(job, 2, 85)  # it asks to be resumed of its own accord
+            await c.quiet()
+            assert c.state(job) == "running"
+            c.engine.end(job, 3, 3)
+            await c.quiet()
+            row = c.row(job)
+            assert (row.state, row.exit_code, row.failures) == ("failed", 3, 2)
+            assert "code 3" in row.reason
+
+    run(story())
+
+
+def test_a_lost_supervisor_is_not_the_jobs_fault(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            job = await c.submit(1)
+            c.engine.end(job, 1, -9, cause="lost")
+            await c.quiet()
+            row = c.row(job)
+            assert (row.state, row.losses, row.failures, row.incarnation) == ("running", 1, 0, 2)
+
+    run(story())
+
+
+def test_freeze_keeps_everything_and_resumes_in_place(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            low = await c.submit(8, mechanism="freeze")
+            high = await c.submit(8, priority=5)
+            assert (c.state(low), c.state(high)) == ("suspended", "running")
+            c.engine.end(high, 1, 0)
+            await c.quiet()
+            assert c.state(low) == "running"
+            assert c.incarnation(low) == 1
+            c.engine.refuse_suspend = True
+            await c.submit(8, priority=5)
+            assert ("notice", low, 1) in c.engine.calls  # refused: by the handshake then
+
+    run(story())
+
+
+def test_cancel_hold_release_requeue_preempt(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            from cluster_in_a_test import ADMIN
+
+            act = c.controller.act
+            job = await c.submit(1)
+            await act("hold", job, ADMIN)
+            await c.quiet()
+            assert c.state(job) == "preempting"
+            c.engine.end(job, 1, 85)
+            await c.quiet()
+            assert c.state(job) == "held"
+            await act("release", job, ADMIN)
+            await c.quiet()
+            assert c.state(job) == "running"
+            await act("preempt", job, ADMIN)
+            await c.quiet()
+            assert ("notice", job, 2) in c.engine.calls
+            c.engine.end(job, 2, 85)
+            await c.quiet()
+            assert (c.state(job), c.incarnation(job)) == ("running", 3)
+            await act("cancel", job, ADMIN)
+            await c.quiet()
+            assert c.state(job) == "cancelled"
+            with pytest.raises(UserError, match="ended already"):
+                await act("cancel", job, ADMIN)
+            await act("requeue", job, ADMIN)
+            await c.quiet()
+            assert (c.state(job), c.incarnation(job)) == ("running", 4)
+            with pytest.raises(UserError, match="no job 99"):
+                await act("cancel", "99", ADMIN)
+
+    run(story())
+
+
+def test_dependencies_wait_go_on_and_fail_with_their_reason(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            first = await c.submit(1)
+            second = await c.submit(1, after=[first])
+            third = await c.submit(1, after=[second])
+            assert c.state(second) == "queued"
+            assert f"job {first}" in c.controller.live(second)["reason"]
+            c.engine.end(first, 1, 0)
+            await c.quiet()
+            assert c.state(second) == "running"
+            c.engine.end(second, 1, 1)
+            await c.quiet()
+            assert (c.state(second), c.state(third)) == ("failed", "cancelled")
+            assert f"job {second}" in c.row(third).reason
+            late = await c.submit(1, after=[second])
+            assert c.state(late) == "cancelled"
+
+    run(story())
+
+
+def test_a_drained_node_gets_nothing_new_and_a_preempting_drain_empties_it(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            job = await c.submit(4)
+            node = c.engine.living[job, 1].launch.parts[0].node
+            await c.controller.drain(node, "fan", True, "root")
+            c.engine.end(job, 1, 85)
+            await c.quiet()
+            assert c.engine.living[job, 2].launch.parts[0].node != node
+            other = await c.submit(4)
+            assert c.state(other) == "queued"
+            await c.controller.undrain(node, "root")
+            await c.quiet()
+            assert c.state(other) == "running"
+
+    run(story())
+
+
+def test_what_can_never_run_is_refused_and_what_exceeds_a_quota_too(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            with pytest.raises(UserError, match="can never run: it asks for 9 GPUs"):
+                await c.submit(9)
+            await c.controller.set_quota("default", 2)
+            with pytest.raises(UserError, match="quota of tenant 'default' is 2"):
+                await c.submit(3)
+            jobs = [await c.submit(1) for _ in range(3)]
+            assert [c.state(job) for job in jobs] == ["running", "running", "queued"]
+            assert "quota" in c.controller.live(jobs[2])["reason"]
+
+    run(story())
+
+
+def test_after_a_crash_everything_goes_on(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            running, ended = await c.submit(4), await c.submit(4)
+            waiting = await c.submit(8)
+            await c.crash()
+            c.engine.end(ended, 1, 0)  # while nobody listens
+            await c.open()
+            assert [c.state(job) for job in (running, ended, waiting)] == ["running", "completed", "queued"]
+            assert c.incarnation(running) == 1  # it never noticed
+            c.engine.end(running, 1, 0)
+            await c.quiet()
+            assert c.state(waiting) == "running"
+
+    run(story())
+
+
+def test_a_node_that_goes_and_comes_back_loses_nothing(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            job = await c.submit(8)
+            c.engine.node_down("n0")
+            await c.quiet()
+            waiting = await c.submit(4)
+            assert (c.state(job), c.state(waiting)) == ("running", "queued")
+            c.engine.end(job, 1, 0)
+            c.engine.node_up("n0")
+            await c.quiet()
+            assert (c.state(job), c.state(waiting)) == ("completed", "running")
+
+    run(story())
+
+
+def test_every_decision_can_be_made_again_from_the_journal(tmp_path):
+    from thebes.server.replay import replay_store
+
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            from thebes.server.config import save
+
+            save(c.instance.config, c.config)
+            jobs = [await c.submit(gpus) for gpus in (4, 4, 8, 2)]
+            await c.pass_time(5000)
+            for job in jobs[:2]:
+                if c.incarnation(job):
+                    c.engine.end(job, c.incarnation(job), 85)
+                    await c.quiet()
+            await c.crash()
+            await c.open()
+            await c.submit(1, priority=3)
+
+    run(story())
+    replayed = replay_store(tmp_path)
+    assert len(replayed) >= 2
+    assert all(one.same for one in replayed), [one.differs for one in replayed]
+
+
+def test_a_plan_tells_where_when_and_at_whose_expense(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            from cluster_in_a_test import ADMIN
+
+            from thebes.server.spec import JobSpec
+
+            async def plan(gpus, **more):
+                return await c.controller.plan(JobSpec(command=["x"], gpus=gpus, **more), ADMIN)
+
+            assert (await plan(4))["starts"] == "now"
+            assert (await plan(9))["starts"] == "never"
+            job = await c.submit(8, time_s=100.0)
+            later = await plan(8)
+            assert later["starts"] == "later"
+            assert later["start_in_s"] == pytest.approx(100, abs=2)
+            assert (await plan(8, priority=1))["preempts"] == [job]
+
+    run(story())
