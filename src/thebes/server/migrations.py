@@ -23,33 +23,35 @@ UPGRADES: tuple[Upgrade, ...] = ()
 def migrate(connection: Connection, path: Path, upgrades: Sequence[Upgrade] = UPGRADES) -> None:
     """Make or upgrade the tables; afterwards the store has version 1 + len(upgrades)."""
     newest = 1 + len(upgrades)
-    found = _version(connection, path)
+    found = version_of(connection, path, newest)
     if found is None:
         _in_transaction(connection, _create, newest)
         return
-    if found > newest:
-        raise UserError(
-            f"the store {path} was written by a newer Thebes (version {found} of the tables; this one knows {newest})",
-            hint="Upgrade Thebes, or choose another folder (--dir). The store was left as it is.",
-        )
     if found < newest:
         sqlite.keep_copy(connection, path.with_name(f"{path.name}.v{found}"))
     for version in range(found, newest):
         _in_transaction(connection, upgrades[version - 1], version + 1)
 
 
-def _version(connection: Connection, path: Path) -> int | None:
-    """None for an empty database; an error for one that is not ours."""
+def version_of(connection: Connection, path: Path, newest: int) -> int | None:
+    """None for an empty database; an error for one that is not ours or newer than `newest`."""
     tables = set(inspect(connection).get_table_names())
     if not tables:
         return None
-    rows = connection.execute(select(schema.schema_version)).all() if "schema_version" in tables else []
-    if len(rows) != 1 or "jobs" not in tables:
+    ours = {"schema_version", "jobs"} <= tables
+    rows = connection.execute(select(schema.schema_version)).all() if ours else []
+    if len(rows) != 1:
         raise UserError(
             f"{path} is not a Thebes store: it is a SQLite file of another program",
             hint="It was left as it is. Move it away, or choose another folder (--dir).",
         )
-    return int(rows[0].version)
+    found = int(rows[0].version)
+    if found > newest:
+        raise UserError(
+            f"the store {path} was written by a newer Thebes (version {found} of the tables; this one knows {newest})",
+            hint="Upgrade Thebes, or choose another folder (--dir). The store was left as it is.",
+        )
+    return found
 
 
 def _create(connection: Connection) -> None:

@@ -166,13 +166,13 @@ def update_job(c: Connection, job_id: str, **columns: Any) -> None:
         return
     if unknown := columns.keys() - _JOB_MAY_CHANGE:
         raise TypeError(f"a job's {', '.join(sorted(unknown))} cannot be set")
-    if "state" in columns and (before := _KIND_OF_JOB.run(c, {"id": job_id}).fetchone()):
-        user, tenant, state = before
-        if state != columns["state"]:
-            _count(c, user, tenant, state, -1)
-            _count(c, user, tenant, columns["state"], 1)
+    before = _KIND_OF_JOB.run(c, {"id": job_id}).fetchone() if "state" in columns else None
     if _job_update(tuple(columns)).run(c, {"which": job_id, **columns}).rowcount != 1:
         raise KeyError(job_id)
+    if before is not None and before[2] != columns["state"]:
+        user, tenant, state = before
+        _count(c, user, tenant, state, -1)
+        _count(c, user, tenant, columns["state"], 1)
 
 
 @lru_cache(maxsize=256)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sqlite3
 import time
+import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ BUSY_TIMEOUT_MS = 5_000
 QUICK_CHECK_S = 0.5  # a big store is checked as far as this goes: a restart must not take minutes
 
 # Errors that say something about disk, file or memory and nothing about the change that met them.
+FULL = "disk full"
 FAULTS = {
-    sqlite3.SQLITE_FULL: "the disk is full",
+    sqlite3.SQLITE_FULL: FULL,
     sqlite3.SQLITE_IOERR: "the disk reports an error",
     sqlite3.SQLITE_NOMEM: "memory is exhausted",
     sqlite3.SQLITE_READONLY: "the file or its folder is read-only",
@@ -77,6 +79,18 @@ def reader_engine(path: Path) -> Engine:
         poolclass=QueuePool,
         pool_size=8,
         max_overflow=-1,
+        isolation_level="AUTOCOMMIT",
+        hide_parameters=True,
+    )
+
+
+def inspect_engine(path: Path) -> Engine:
+    """For a first look at a file that may not be ours: it changes not one byte, and does not fold the log in."""
+    uri = f"file:{urllib.parse.quote(str(path.absolute()))}?mode=ro"
+    return create_engine(
+        "sqlite://",
+        creator=lambda: sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None),
+        poolclass=NullPool,
         isolation_level="AUTOCOMMIT",
         hide_parameters=True,
     )

@@ -28,7 +28,7 @@ from thebes.server.history import (
     prune_events,
     prune_journal,
 )
-from thebes.server.migrations import UPGRADES, Upgrade, migrate
+from thebes.server.migrations import UPGRADES, Upgrade, migrate, version_of
 from thebes.server.principal import EVERYTHING, Principal, Viewer
 from thebes.server.queries import (
     alive_jobs,
@@ -139,9 +139,11 @@ class Store:
         new = sqlite.prepare_file(path)
         engine = sqlite.writer_engine(path)
         try:
-            with engine.connect() as connection:
-                if not new:
+            if not new:
+                with sqlite.inspect_engine(path).connect() as connection:
                     sqlite.check(connection, path)
+                    version_of(connection, path, 1 + len(upgrades))
+            with engine.connect() as connection:
                 migrate(connection, path, upgrades)
         except (DBAPIError, sqlite.Error, OSError) as error:
             raise sqlite.explain_open_error(path, error) from error

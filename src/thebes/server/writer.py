@@ -205,11 +205,12 @@ def _apply(connection: Connection, raw: sqlite3.Connection, change: Change) -> N
 
 def _refuse(changes: Iterable[Change], trouble: str) -> None:
     refused = list(changes)
+    hint = "Make room on its disk" if trouble == sqlite.FULL else "Look at its disk and its rights (`thebes doctor`)"
     for change in refused:
         change.result = None
         change.error = StoreUnavailable(
             f"the store cannot be written: {trouble}; nothing was accepted",
-            hint="Make room on the disk that holds the instance folder (see `thebes doctor`), then try again.",
+            hint=f"{hint}, then try again.",
         )
     _answer(refused)
 
