@@ -334,7 +334,7 @@ class Client(_Calls):
             target = self._target or self._aim()
             lines = _EventLines(after)
             try:
-                with self._open().stream("GET", target.url + "/v1/stream", **lines.request(target)) as response:
+                with self._open(target).stream("GET", target.url + "/v1/stream", **lines.request(target)) as response:
                     if response.status_code >= 400:
                         response.read()
                         raise _server_error(response)
@@ -347,11 +347,11 @@ class Client(_Calls):
                 time.sleep(attempts.after(error, True, target))
                 self._target = None
 
-    def _open(self) -> httpx.Client:
+    def _open(self, target: Target) -> httpx.Client:
         if self._http is None:
             import httpx
 
-            self._http = httpx.Client(**_pool())
+            self._http = httpx.Client(**_pool(target))
         return self._http
 
     def _call(self, call: Call) -> Any:
@@ -373,9 +373,9 @@ class Client(_Calls):
     def _send(self, call: Call, target: Target) -> httpx.Response:
         request = self._request(call, target)
         if call.file is None:
-            return self._open().request(call.method, target.url + call.path, **request)
+            return self._open(target).request(call.method, target.url + call.path, **request)
         with call.file.open("rb") as stream:
-            return self._open().request(call.method, target.url + call.path, **request, content=stream)
+            return self._open(target).request(call.method, target.url + call.path, **request, content=stream)
 
     def _last(self, flow: Flow) -> Any:
         answer = None
@@ -424,7 +424,9 @@ class AsyncClient(_Calls):
             target = self._target or self._aim()
             lines = _EventLines(after)
             try:
-                async with self._open().stream("GET", target.url + "/v1/stream", **lines.request(target)) as response:
+                async with self._open(target).stream(
+                    "GET", target.url + "/v1/stream", **lines.request(target)
+                ) as response:
                     if response.status_code >= 400:
                         await response.aread()
                         raise _server_error(response)
@@ -437,11 +439,11 @@ class AsyncClient(_Calls):
                 await _sleep(attempts.after(error, True, target))
                 self._target = None
 
-    def _open(self) -> httpx.AsyncClient:
+    def _open(self, target: Target) -> httpx.AsyncClient:
         if self._http is None:
             import httpx
 
-            self._http = httpx.AsyncClient(**_pool())
+            self._http = httpx.AsyncClient(**_pool(target))
         return self._http
 
     async def _call(self, call: Call) -> Any:
@@ -464,7 +466,7 @@ class AsyncClient(_Calls):
         request = self._request(call, target)
         if call.file is not None:
             request["content"] = _chunks(call.file)
-        return await self._open().request(call.method, target.url + call.path, **request)
+        return await self._open(target).request(call.method, target.url + call.path, **request)
 
     async def _last(self, flow: Flow) -> Any:
         answer = None
@@ -635,11 +637,11 @@ def _quoted(word: str) -> str:
     return quote(str(word), safe="")
 
 
-def _pool() -> dict[str, Any]:
+def _pool(target: Target) -> dict[str, Any]:
     import httpx
 
     limits = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=4.0)
-    return {"limits": limits, "trust_env": False, "timeout": 30.0}
+    return {"limits": limits, "trust_env": False, "timeout": 30.0, "verify": target.tls()}
 
 
 async def _sleep(pause_s: float) -> None:

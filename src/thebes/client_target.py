@@ -1,7 +1,8 @@
 """Where the cluster is and who asks: from arguments, environment variables or an instance folder.
 
 In this order: `url`, `dir`, THEBES_URL, THEBES_DIR, ~/.thebes. With an address the token comes from `token`,
-THEBES_TOKEN or the file THEBES_TOKEN_FILE; with a folder it lies in that folder unless one is given.
+THEBES_TOKEN or the file THEBES_TOKEN_FILE; with a folder it lies in that folder unless one is given. A server with a
+certificate of its own is believed if THEBES_CA_FILE names it, or the folder does.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thebes.model.errors import UserError
 from thebes.node.instance import Instance
+
+if TYPE_CHECKING:
+    import ssl
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,21 @@ class Target:
     url: str
     token: str
     dir: Path | None = None
+    certificate: str | None = None  # the server's own, or that of who signed it
+
+    def tls(self) -> ssl.SSLContext | bool:
+        """How to check the server. To load certificates takes a while, so plain HTTP does without."""
+        if not self.url.startswith("https:"):
+            return False
+        import ssl
+
+        try:
+            context = ssl.create_default_context(cafile=self.certificate)
+        except OSError as error:
+            raise UserError(f"cannot use the certificate {self.certificate}: {error.strerror or error}") from None
+        # In an instance's own folder lies the server's own certificate: it, and not the name in it, says who that is.
+        context.check_hostname = self.dir is None
+        return context
 
     def check_alive(self) -> None:
         """Raise when nobody is there who could start the controller again, so that waiting makes no sense."""
@@ -37,12 +57,14 @@ def find_target(
     if url is None and folder is None:
         url = os.environ.get("THEBES_URL") or None
     if url is not None:
-        return Target(_checked_url(url), token or _token_of_environment(url))
+        certificate = os.environ.get("THEBES_CA_FILE") or None
+        return Target(_checked_url(url), token or _token_of_environment(url), certificate=certificate)
     found = Instance.at(os.fspath(folder) if folder is not None else None)
     endpoint = found.read_endpoint()
     if endpoint is None:
         raise not_running(found.dir)
-    return Target(endpoint["url"], token or os.environ.get("THEBES_TOKEN") or found.read_token(), found.dir)
+    given = token or os.environ.get("THEBES_TOKEN")
+    return Target(endpoint["url"], given or found.read_token(), found.dir, endpoint.get("tls_cert"))
 
 
 def not_running(base: Path) -> UserError:

@@ -5,9 +5,10 @@ Values of a job's environment leave the server only through `Environment`; every
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -82,6 +83,9 @@ class Job(Out):
     lost_gpu_s: float
     hold: bool
     command: str = Field(description="Shortened, for people.")
+    gpus_held: dict[str, list[int]] = Field(description="Nodes, and the GPUs of each that it holds now.")
+    step: int | None = Field(description="How far it is, if it tells.")
+    steps_per_s: float | None
 
 
 class Attempt(Out):
@@ -113,6 +117,7 @@ class JobDetail(Job):
 
     spec: dict[str, Any] = Field(description="As submitted; values of `env` are masked.")
     attempts: list[Attempt]
+    after: list[str] = Field(description="Jobs that it comes after.")
 
 
 class Member(Out):
@@ -188,8 +193,23 @@ class Plan(Out):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     starts: Literal["now", "later", "never"]
-    start_in_s: float | None = None
+    start_in_s: float | None = Field(None, description="Null: cannot be said.")
+    nodes: dict[str, list[int]] = Field(default_factory=dict, description="Where: nodes and their GPUs.")
+    preempts: list[str] = Field(default_factory=list, description="Jobs that would have to make room.")
+    position: int | None = Field(None, description="In the queue; 0: starts at once.")
     reason: str = ""
+    estimate: str = Field("", description="What the start time rests on, or why there is none.")
+
+
+class Gpu(Out):
+    """One GPU. `job` and `user` are null for jobs that you may not see, also while it is busy."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    index: int
+    busy: bool
+    job: str | None
+    user: str | None
 
 
 class Node(Out):
@@ -198,6 +218,12 @@ class Node(Out):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str
+    alive: bool
+    drained: bool
+    reason: str
+    gpus_total: int
+    gpus_busy: int
+    gpus: list[Gpu]
 
 
 class Nodes(Out):
@@ -213,10 +239,25 @@ class Drained(Out):
     drained: bool
 
 
+class Busy(Out):
+    """How many GPUs there are, and how many are held."""
+
+    total: int
+    busy: int
+
+
 class Status(Out):
     """How the cluster is."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
+
+    policy: str
+    placement: str
+    gpus: Busy
+    jobs: dict[str, int] = Field(description="Jobs by state: for admins the living ones, for users all own ones.")
+    time_s: float
+    trouble: str | None = Field(description="What keeps the cluster from working as it should.")
+    closing: bool
 
 
 class Decision(Out):
@@ -280,7 +321,7 @@ class Snapshot(Out):
 
 
 class Health(Out):
-    """The server answers; `trouble` says whether it can also write."""
+    """The server answers."""
 
     ok: bool
 
@@ -329,6 +370,9 @@ class TokenIn(In):
 IN_MODELS: tuple[type[BaseModel], ...] = (NothingIn, PreemptIn, DrainIn, ShutdownIn, TenantIn, TokenIn)
 
 
+_STORED = tuple(name for name in Job.model_fields if name in {field.name for field in dataclasses.fields(db.JobRow)})
+
+
 def masked(spec: str) -> dict[str, Any]:
     """A job's specification for others' eyes: the names of its environment without the values."""
     shown: dict[str, Any] = json.loads(spec)
@@ -341,13 +385,15 @@ def short_command(spec: str) -> str:
     return text if len(text) <= MAX_SHOWN_COMMAND else text[: MAX_SHOWN_COMMAND - 1] + "…"
 
 
-def job_fields(row: db.JobRow) -> dict[str, Any]:
-    shown = {name: getattr(row, name) for name in Job.model_fields if name != "command"}
-    return {**shown, "command": short_command(row.spec)}
+def job_fields(row: db.JobRow, live: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`live` is what the controller knows beyond the store, as long as the job is alive."""
+    shown = {name: getattr(row, name) for name in _STORED}
+    now = {"gpus_held": {}, "step": None, "steps_per_s": None, "reason": row.reason, **(live or {})}
+    return {**shown, **now, "reason": now["reason"] or row.reason, "command": short_command(row.spec)}
 
 
-def job(row: db.JobRow) -> Job:
-    return Job(**job_fields(row))
+def job(row: db.JobRow, live: Mapping[str, Any] | None) -> Job:
+    return Job(**job_fields(row, live))
 
 
 def attempt(row: db.AttemptRow) -> Attempt:
@@ -357,8 +403,11 @@ def attempt(row: db.AttemptRow) -> Attempt:
     return Attempt(**shown)
 
 
-def job_detail(row: db.JobRow, attempts: Iterable[db.AttemptRow]) -> JobDetail:
-    return JobDetail(**job_fields(row), spec=masked(row.spec), attempts=[attempt(one) for one in attempts])
+def job_detail(
+    row: db.JobRow, attempts: Iterable[db.AttemptRow], after: list[str], live: Mapping[str, Any] | None
+) -> JobDetail:
+    shown = [attempt(one) for one in attempts]
+    return JobDetail(**job_fields(row, live), spec=masked(row.spec), attempts=shown, after=after)
 
 
 def array_detail(array_id: str, rows: list[db.JobRow]) -> ArrayDetail:

@@ -66,8 +66,9 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.api = api
+    api.metrics.on_scrape(controller.refresh_metrics)
     for routes in (job_routes, cluster_routes, admin_routes):
-        app.include_router(routes(api))
+        app.router.routes.extend(routes(api).routes)  # flat: each level would cost every request some time
     app.add_middleware(Gate, access=api.access, limits=limits, metrics=api.metrics)
     app.add_exception_handler(UserError, _on_user_error)
     app.add_exception_handler(RequestValidationError, _on_bad_parameter)

@@ -56,7 +56,8 @@ def admin_routes(api: Api) -> APIRouter:
         row = await api.store.change(
             lambda c: db.put_tenant(c, name, gpu_quota=wanted.gpu_quota, open=wanted.open), must=False
         )
-        _tenants_changed(api)
+        api.access.forget()
+        await api.controller.set_quota(name, row.gpu_quota)
         return reply(answers.tenant(row))
 
     @router.delete(
@@ -77,7 +78,8 @@ def admin_routes(api: Api) -> APIRouter:
             return row
 
         row = await api.store.change(change, must=False)
-        _tenants_changed(api)
+        api.access.forget()
+        await api.controller.set_quota(name, None)
         return reply(answers.tenant(row))
 
     @router.post(
@@ -177,7 +179,3 @@ def _revoke(c: Connection, token_id: int) -> db.TokenRow:
 
 def _no_tenant(name: str) -> NotFound:
     return NotFound(f"there is no tenant {name}", hint="GET /v1/tenants lists those that you can see")
-
-
-def _tenants_changed(api: Api) -> None:
-    api.access.forget()

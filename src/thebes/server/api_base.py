@@ -21,7 +21,7 @@ from thebes.server import answers
 from thebes.server.access import Access
 from thebes.server.errors import Invalid, invalid
 from thebes.server.gate import read_body
-from thebes.server.limits import Limits, Places
+from thebes.server.limits import Limits, Places, Rate
 from thebes.server.metrics import Metrics
 from thebes.server.snapshots import Snapshots
 from thebes.server.store import Store
@@ -47,6 +47,7 @@ class Api:
         self.metrics: Metrics = controller.metrics
         self.access = Access(store)
         self.places = Places()
+        self.rate = Rate()
         self.snapshots = Snapshots(folder, limits)
         self.bulletin = Bulletin(controller.changes)
         self.closing = asyncio.Event()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
@@ -36,10 +35,7 @@ def cluster_routes(api: Api) -> APIRouter:
     async def nodes(request: Request) -> Response:
         """Nodes, their GPUs and who holds them. Jobs that you may not see are held by nobody in particular."""
         asker = asker_of(request)
-        found = api.controller.nodes()
-        if not asker.principal.is_admin:
-            found = await _without_strangers(api, asker, found)
-        return reply(answers.Nodes(nodes=[answers.Node(**node) for node in found]))
+        return reply(answers.Nodes(nodes=[_node(api, asker, node) for node in api.controller.nodes()]))
 
     @router.post(
         "/v1/nodes/{name}/drain",
@@ -217,33 +213,25 @@ def _last_event(text: str | None) -> int | None:
 
 
 async def _guarded(api: Api, asker: Asker, after: int | None, place: Any) -> AsyncIterator[bytes]:
-    owners: dict[str, bool] = {}
-
     async def stored(seq: int) -> list[dict[str, Any]]:
         rows = await api.read(lambda c: db.events_after(c, seq=seq, viewer=asker.viewer, limit=PAGE))
-        return [dataclasses.asdict(row) for row in rows]
-
-    async def visible(event: Mapping[str, Any]) -> bool:
-        if asker.principal.is_admin:
-            return True
-        job_id = event.get("job_id")
-        if job_id is None:
-            return event.get("node") is not None
-        if job_id not in owners:
-            if len(owners) > 10_000:
-                owners.clear()
-            row = await api.read(lambda c: db.get_job(c, job_id))
-            owners[job_id] = row is not None and asker.viewer.sees(row)
-        return owners[job_id]
+        return [answers.event(row).model_dump() for row in rows]
 
     api.metrics.stream_opened()
     try:
-        async for block in event_stream(api.controller.changes, after, stored, visible, api.closing):
+        async for block in event_stream(api.controller.changes, after, stored, asker.viewer, api.closing):
             yield block
     finally:
         api.metrics.stream_closed()
         place.__exit__(None, None, None)
 
 
-async def _without_strangers(api: Api, asker: Asker, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return found
+def _node(api: Api, asker: Asker, node: dict[str, Any]) -> answers.Node:
+    def gpu(one: dict[str, Any]) -> answers.Gpu:
+        job_id = one["job"]
+        job = api.controller.core.jobs.get(job_id) if job_id is not None else None
+        seen = asker.principal.is_admin or (job is not None and asker.viewer.sees(job))
+        hidden = {} if seen else {"job": None, "user": None}
+        return answers.Gpu(**{**one, **hidden, "busy": job_id is not None})
+
+    return answers.Node(**{**node, "gpus": [gpu(one) for one in node["gpus"]]})

@@ -16,7 +16,7 @@ from thebes.server import answers
 from thebes.server import store as db
 from thebes.server.access import Asker, no_such_job
 from thebes.server.api_base import Api, faults, parse, reply, takes
-from thebes.server.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable
+from thebes.server.errors import Conflict, Invalid, NotFound, Unavailable
 from thebes.server.gate import asker_of, read_body
 from thebes.server.spec import JOB_ID, NAME, JobSpec
 from thebes.server.streams import wait_for
@@ -59,7 +59,6 @@ def job_routes(api: Api) -> APIRouter:
         asker = asker_of(request)
         key = _client_key(request)
         spec = parse(JobSpec, await read_body(request, api.limits.body_bytes), what="a job")
-        await _check_spec(api, asker, spec)
         ids = await api.controller.submit(spec, asker.principal, client_key=key)
         # Ids are digits and underscores: no need for a JSON writer.
         listed = '","'.join(ids)
@@ -77,7 +76,7 @@ def job_routes(api: Api) -> APIRouter:
         """Where and when a job would start, and whom it would preempt. Nothing is submitted."""
         asker = asker_of(request)
         spec = parse(JobSpec, await read_body(request, api.limits.body_bytes), what="a job")
-        await _check_spec(api, asker, spec)
+        api.rate.take(f"plan {asker.key}", api.limits.plans_per_s, time.monotonic())
         return reply(answers.Plan(**await api.controller.plan(spec, asker.principal)))
 
     @router.get("/v1/jobs", response_model=answers.JobPage, responses=faults(), operation_id="list_jobs")
@@ -94,8 +93,8 @@ def job_routes(api: Api) -> APIRouter:
         """Jobs that you may see, newest first."""
         viewer = asker_of(request).viewer
 
-        def page(c: Connection) -> answers.JobPage:
-            rows, following = db.list_jobs(
+        def page(c: Connection) -> tuple[list[db.JobRow], str | None]:
+            return db.list_jobs(
                 c,
                 viewer=viewer,
                 states=state or None,
@@ -106,9 +105,11 @@ def job_routes(api: Api) -> APIRouter:
                 cursor=cursor,
                 oldest_first=oldest,
             )
-            return answers.JobPage(jobs=[answers.job(row) for row in rows], next=following)
 
-        return reply(await api.read(page))
+        rows, following = await api.read(page)
+        return reply(
+            answers.JobPage(jobs=[answers.job(row, api.controller.live(row.id)) for row in rows], next=following)
+        )
 
     @router.get(
         "/v1/jobs/{job_id}",
@@ -120,13 +121,14 @@ def job_routes(api: Api) -> APIRouter:
         """Everything about a job with its attempts, or about an array with its members."""
         asker = asker_of(request)
 
-        def detail(c: Connection) -> answers.JobDetail | answers.ArrayDetail:
+        def look(c: Connection) -> tuple[list[db.JobRow], list[db.AttemptRow], list[str]]:
             rows = _seen(c, asker, job_id)
-            if rows[0].id != job_id:
-                return answers.array_detail(job_id, rows)
-            return answers.job_detail(rows[0], db.attempts_of(c, job_id))
+            return rows, db.attempts_of(c, job_id), db.dependencies_of(c, job_id)
 
-        return reply(await api.read(detail))
+        rows, attempts, after = await api.read(look)
+        if rows[0].id != job_id:
+            return reply(answers.array_detail(job_id, rows))
+        return reply(answers.job_detail(rows[0], attempts, after, api.controller.live(job_id)))
 
     @router.get(
         "/v1/jobs/{job_id}/events", response_model=answers.Events, responses=faults(404), operation_id="job_events"
@@ -261,17 +263,6 @@ def _client_key(request: Request) -> str | None:
     if key is not None and not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable() and " " not in key):
         raise Invalid(f"Idempotency-Key: 1 to {MAX_KEY} visible characters", hint="a random UUID does it")
     return key
-
-
-async def _check_spec(api: Api, asker: Asker, spec: JobSpec) -> None:
-    """What a job refers to must be the submitter's to use. Most jobs refer to nothing."""
-    who = asker.principal
-    if spec.tenant is not None and not who.is_admin and spec.tenant != who.tenant:
-        raise Forbidden(f"you are not a member of tenant {spec.tenant}", hint=f"yours is {who.tenant}: leave it out")
-    if spec.snapshot is not None and not api.snapshots.has(spec.snapshot):
-        raise NotFound(f"snapshot {spec.snapshot[:12]}… is not here", hint="upload it first: POST /v1/snapshots")
-    if spec.after:
-        await api.read(lambda c: [_seen(c, asker, job_id) for job_id in spec.after])
 
 
 def _seen(c: Connection, asker: Asker, job_id: str) -> list[db.JobRow]:

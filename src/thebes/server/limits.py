@@ -20,6 +20,7 @@ class Limits:
     admin_requests_per_s: float = 2000.0
     user_requests_per_s: float = 1000.0
     stranger_requests_per_s: float = 50.0  # failed logins, by address
+    plans_per_s: float = 10.0  # each runs the policy ahead, and everybody waits meanwhile
     body_bytes: int = 1 << 20
     snapshot_bytes: int = 256 << 20
     unpacked_bytes: int = 2 << 30

@@ -13,8 +13,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
+from thebes.server.principal import Viewer
+
 KEEP_ALIVE_S = 15.0
 PAGE = 500
+FIELDS = ("seq", "time_s", "job_id", "node", "kind", "actor", "detail")
 
 
 class Changes(Protocol):
@@ -81,10 +84,10 @@ async def event_stream(
     changes: Changes,
     after: int | None,
     stored: Callable[[int], Any],
-    visible: Callable[[Mapping[str, Any]], Any],
+    viewer: Viewer,
     closing: asyncio.Event,
 ) -> AsyncIterator[bytes]:
-    """Server-sent events. `stored(seq)` awaits a page of events after seq; `visible(event)` awaits whether to show it.
+    """Server-sent events. `stored(seq)` awaits a page of those after seq, as far as the viewer may see them.
 
     Subscribed first, then read from the store, then live: an event that comes by both ways is told once.
     """
@@ -108,12 +111,22 @@ async def event_stream(
             if event.get("kind") == "lagged":
                 yield b'event: lagged\ndata: {"kind": "lagged"}\n\n'
                 return
-            if (last is None or event["seq"] > last) and await visible(event):
+            if (last is None or event["seq"] > last) and visible(event, viewer):
                 yield _frame(event)
     finally:
         changes.unsubscribe(queue)
 
 
+def visible(event: Mapping[str, Any], viewer: Viewer) -> bool:
+    """The rule of the store's `events_after`, for events as the controller tells them."""
+    if viewer.is_admin:
+        return True
+    if event["job_id"] is None:
+        return event["node"] is not None
+    mine = event["user"] == viewer.user
+    return mine or (viewer.sees_tenant and event["tenant"] == viewer.tenant)
+
+
 def _frame(event: Mapping[str, Any]) -> bytes:
-    data = json.dumps(event, default=str)  # JSON has no line breaks
+    data = json.dumps({name: event[name] for name in FIELDS}, default=str)  # JSON has no line breaks
     return f"id: {event['seq']}\nevent: {event['kind']}\ndata: {data}\n\n".encode()
