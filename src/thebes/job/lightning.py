@@ -1,4 +1,4 @@
-"""Lightning: a callback that saves and leaves on notice, reports steps and tells of checkpoints.
+"""Lightning: a callback that saves and leaves on notice, reports steps and tells of the checkpoint.
 
     from thebes import job
     from thebes.job.lightning import PreemptionCallback
@@ -6,7 +6,8 @@
     trainer = Trainer(callbacks=[PreemptionCallback()], ...)
     trainer.fit(model, data, ckpt_path=job.resume_path())
 
-Works with the packages `lightning` and `pytorch_lightning`, whichever the program has imported.
+Works with the packages `lightning` and `pytorch_lightning`, whichever the program has imported. In the middle of an
+epoch Lightning goes on with the right data only if the data loader has state_dict and load_state_dict.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ else:
 
 
 class PreemptionCallback(Callback):
-    """All ranks save together at the next batch after a notice, then the process ends with code 85."""
+    """After a notice all ranks save together at the end of a step, and the process ends with code 85."""
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        # Here and not at the end of a batch: only now does Lightning count the last batch as done, so a checkpoint
-        # written here does not repeat it.
-        step = int(trainer.global_step)
-        if not job.should_stop_all():
-            return
-        path = job.checkpoint_dir() / f"step-{step:08d}.ckpt"
-        trainer.save_checkpoint(path)
-        job.checkpointed(step, path)
-        job.exit_preempted()
+    def __init__(self) -> None:
+        self._step = -1
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        job.report(int(trainer.global_step))
+        step = int(trainer.global_step)
+        if step == self._step:  # gradients are still being accumulated: a checkpoint would lose them
+            return
+        self._step = step
+        job.report(step)
+        if job.should_stop_all():
+            path = job.checkpoint_dir() / f"step-{step:08d}.ckpt"
+            trainer.save_checkpoint(path)
+            job.checkpointed(step, path)
+            job.exit_preempted()
