@@ -1,0 +1,78 @@
+"""A real but tiny training run that lasts as long as it is told: what `thebes rehearse` runs in place of users' jobs.
+
+    python -m thebes.job.stand_in --steps 200 --step-time 0.05
+
+Least squares by momentum on batches that depend on the step alone, so that the final weights are the same however often
+it was preempted: the line `weights DIGEST` at the end proves it. Needs NumPy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import time
+
+from thebes import job
+
+WIDTH, BATCH = 16, 8
+
+
+def train(steps: int, *, seed: int = 0, start: int = 0, state: bytes = b"", pace: object = None) -> tuple[int, bytes]:
+    """Make the steps from `start` on; `pace(step)` may say stop before any of them. The steps made, and the state."""
+    import numpy as np
+
+    truth = np.sin(np.arange(WIDTH) + seed)
+    weights, momentum = np.frombuffer(state).reshape(2, WIDTH).copy() if state else np.zeros((2, WIDTH))
+    for step in range(start, steps):
+        if callable(pace) and pace(step):
+            return step, np.stack((weights, momentum)).tobytes()
+        # Not a random generator: what a batch holds follows from the step, so a resumed run sees the same batches.
+        batch = np.cos(np.outer(np.arange(BATCH) + BATCH * step, np.arange(1, WIDTH + 1)) * 0.7)
+        momentum *= 0.9
+        momentum -= 0.02 * batch.T @ (batch @ weights - batch @ truth) / BATCH
+        weights += momentum
+    return steps, np.stack((weights, momentum)).tobytes()
+
+
+def digest(state: bytes) -> str:
+    return hashlib.sha256(state).hexdigest()[:16]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A training run that lasts as long as it is told.")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--step-time", type=float, default=0.05, metavar="S")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    start, state = 0, b""
+    resumed = job.resume_path()
+    if resumed is not None:
+        data = resumed.read_bytes()
+        start, state = int.from_bytes(data[:8], "little"), data[8:]
+        print(f"resumed at step {start}", flush=True)
+    began = time.monotonic()
+
+    def pace(step: int) -> bool:
+        job.report(step)
+        while True:  # asked to stop in the middle of a step, a long one is not waited for
+            left_s = began + (step - start + 1) * options.step_time - time.monotonic()
+            if left_s <= 0:
+                return job.should_stop()
+            if job.should_stop():
+                return True
+            time.sleep(min(left_s, 0.05))
+
+    done, state = train(options.steps, seed=options.seed, start=start, state=state, pace=pace)
+    if done < options.steps:
+        path = job.checkpoint_dir() / f"step-{done}"
+        job.atomic_save(lambda file: file.write(done.to_bytes(8, "little") + state), path)
+        job.checkpointed(done, path)
+        print(f"preempted at step {done}", flush=True)
+        job.exit_preempted()
+    print(f"weights {digest(state)}", flush=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    main()

@@ -1,0 +1,217 @@
+"""Play a workload on a live cluster in compressed time, and compare each job's completion time with the simulator's.
+
+The jobs are real processes that train something tiny for as long as they are told, are preempted and resume. What
+starting, saving and resuming took is measured and given to the simulator, together with the submission times as they
+were; the policy, its parameters and the placement are the same. What remains is the difference between the two worlds.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thebes.job.stand_in import digest, train
+from thebes.model.errors import UserError
+
+if TYPE_CHECKING:
+    from thebes.client import Client
+
+STEP_S = 0.1
+GANGS = (1, 1, 1, 1, 2, 2, 4)
+
+
+@dataclass(frozen=True)
+class Act:
+    """A job of the rehearsal."""
+
+    submit_s: float  # after the beginning
+    gpus: int
+    steps: int
+    seed: int
+
+    @property
+    def duration_s(self) -> float:
+        return self.steps * STEP_S
+
+
+@dataclass(frozen=True)
+class Played:
+    """What became of it, and what the simulator said."""
+
+    job_id: str
+    act: Act
+    jct_s: float
+    predicted_s: float
+    preemptions: int
+    lost_gpu_s: float
+    same_weights: bool  # as an uninterrupted run
+
+    @property
+    def error(self) -> float:
+        return (self.jct_s - self.predicted_s) / self.predicted_s
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """All jobs, and the costs that were measured."""
+
+    played: tuple[Played, ...]
+    start_s: float
+    suspend_s: float
+    resume_s: float
+    took_s: float
+
+    @property
+    def mean_jct_s(self) -> float:
+        return statistics.fmean(p.jct_s for p in self.played)
+
+    @property
+    def mean_predicted_s(self) -> float:
+        return statistics.fmean(p.predicted_s for p in self.played)
+
+    @property
+    def error_of_mean(self) -> float:
+        return self.mean_jct_s / self.mean_predicted_s - 1.0
+
+    @property
+    def mean_error(self) -> float:
+        """Mean over the jobs of how far each is off, whatever the direction."""
+        return statistics.fmean(abs(p.error) for p in self.played)
+
+    @property
+    def preemptions(self) -> int:
+        return sum(p.preemptions for p in self.played)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "jobs": len(self.played),
+            "took_s": round(self.took_s, 1),
+            "preemptions": self.preemptions,
+            "lost_gpu_s": round(sum(p.lost_gpu_s for p in self.played), 3),
+            "all_weights_as_uninterrupted": all(p.same_weights for p in self.played),
+            "mean_jct_s": round(self.mean_jct_s, 3),
+            "predicted_mean_jct_s": round(self.mean_predicted_s, 3),
+            "error_of_mean_jct": round(self.error_of_mean, 4),
+            "mean_abs_error_per_job": round(self.mean_error, 4),
+            "measured": {
+                "start_s": round(self.start_s, 3),
+                "suspend_s": round(self.suspend_s, 3),
+                "resume_s": round(self.resume_s, 3),
+            },
+        }
+
+
+def make_workload(jobs: int, seconds: float, gpus: int, *, seed: int = 0, load: float = 0.75) -> list[Act]:
+    """Jobs that arrive over two thirds of the time and keep so many GPUs busy on average."""
+    rng = np.random.default_rng(seed)
+    arrivals = np.sort(rng.uniform(0.0, seconds * 2 / 3, jobs))
+    arrivals -= arrivals[0]
+    sizes = rng.choice([g for g in GANGS if g <= gpus], jobs)
+    lengths = rng.lognormal(0.0, 1.0, jobs)
+    lengths *= load * gpus * seconds / float((lengths * sizes).sum())
+    steps = np.maximum(10, np.round(lengths / STEP_S)).astype(int)
+    return [
+        Act(float(at), int(size), int(count), index)
+        for index, (at, size, count) in enumerate(zip(arrivals, sizes, steps, strict=True))
+    ]
+
+
+def queue_limits(acts: Sequence[Act]) -> tuple[float, float]:
+    """Limits of the feedback queues that part the jobs of this workload: a third of them leave the first queue."""
+    services = sorted(act.gpus * act.duration_s for act in acts)
+    return round(services[len(services) // 2], 1), round(services[len(services) * 4 // 5], 1)
+
+
+def play(
+    client: Client, acts: Sequence[Act], tell: Callable[[int, int], None] = lambda ended, total: None
+) -> tuple[list[str], float]:
+    """Submit each job at its time and wait for all. The ids, in the order of the acts, and how long it took."""
+    began = time.monotonic()
+    ids: list[str] = []
+    for act in acts:
+        time.sleep(max(0.0, began + act.submit_s - time.monotonic()))
+        command = [sys.executable, "-m", "thebes.job.stand_in", "--steps", str(act.steps), "--step-time", str(STEP_S)]
+        submitted = client.submit(
+            [*command, "--seed", str(act.seed)],
+            gpus=act.gpus,
+            ranks_per_node=1,
+            nodes=1,
+            name=f"rehearsal-{act.seed}",
+            env={"OPENBLAS_NUM_THREADS": "1"},
+        )
+        ids.append(submitted.id)
+        tell(0, len(acts))
+    for ended, job_id in enumerate(ids, start=1):
+        client.wait(job_id, timeout_s=600)
+        tell(ended, len(acts))
+    return ids, time.monotonic() - began
+
+
+def compare(client: Client, acts: Sequence[Act], ids: Sequence[str], took_s: float, config: Any) -> Rehearsal:
+    """Simulate the same jobs with the costs that were measured, and set the two side by side."""
+    infos = [client.job(job_id) for job_id in ids]
+    for info in infos:
+        if info["state"] != "completed":
+            raise UserError(f"job {info['id']} of the rehearsal ended as {info['state']}: {info['reason']}")
+    attempts = [attempt for info in infos for attempt in info["attempts"]]
+    starts = [a["startup_s"] for a in attempts if a["incarnation"] == 1 and a["startup_s"] is not None]
+    resumes = [a["startup_s"] for a in attempts if a["incarnation"] > 1 and a["startup_s"] is not None]
+    stops = [a["stop_s"] for a in attempts if a["stop_s"] is not None]
+    costs = tuple(statistics.fmean(values) if values else 0.0 for values in (starts, stops, resumes))
+    predicted = _simulate(acts, [info["submit_s"] for info in infos], costs, config)
+    played = [
+        Played(
+            info["id"],
+            act,
+            info["end_s"] - info["submit_s"],
+            predicted[index],
+            info["preemptions"],
+            info["lost_gpu_s"],
+            _weights(client, info["id"]) == digest(train(act.steps, seed=act.seed)[1]),
+        )
+        for index, (act, info) in enumerate(zip(acts, infos, strict=True))
+    ]
+    return Rehearsal(tuple(played), *costs, took_s)
+
+
+def _weights(client: Client, job_id: str) -> str:
+    text = b"".join(client.logs(job_id)).decode(errors="replace")
+    found = re.findall(r"^weights ([0-9a-f]+)$", text, re.MULTILINE)
+    return found[-1] if found else ""
+
+
+def _simulate(acts: Sequence[Act], submits: Sequence[float], costs: tuple[float, ...], config: Any) -> list[float]:
+    import polars as pl
+
+    from thebes.model.trace import TRACE_SCHEMA, Trace
+    from thebes.server.config import live_policy
+    from thebes.server.ledger import NodeSpec, cluster_of
+    from thebes.sim.costs import Costs
+    from thebes.sim.simulate import simulate
+
+    first_s = min(submits)
+    columns = {
+        "job_id": [str(i) for i in range(len(acts))],
+        "submit_time": [at - first_s for at in submits],
+        "duration": [act.duration_s for act in acts],
+        "num_gpus": [float(act.gpus) for act in acts],
+    }
+    rest = [pl.lit(None, dtype=kind).alias(name) for name, kind in TRACE_SCHEMA.items() if name not in columns]
+    policy, placement = live_policy(config)
+    result = simulate(
+        Trace("rehearsal", pl.DataFrame(columns).with_columns(rest)),
+        cluster_of([NodeSpec(node.name, node.gpus) for node in config.nodes]),
+        policy,
+        placement=placement,
+        perf="ideal",
+        costs=Costs(start_s=costs[0], suspend_s=costs[1], resume_s=costs[2]),
+    )
+    jct = dict(zip(result.jobs["job_id"], result.jobs["jct_s"], strict=True))
+    return [float(jct[str(i)]) for i in range(len(acts))]
