@@ -34,6 +34,7 @@ class Entry:
 COMMANDS = {
     "simulate": Entry("simulate", "simulate", SIMULATE),
     "compare": Entry("simulate", "compare", SIMULATE),
+    "rehearse": Entry("rehearse", "rehearse", SIMULATE),
     "policies": Entry("catalogue", "policies", SIMULATE, is_group=True),
     "placements": Entry("catalogue", "placements", SIMULATE),
     "trace": Entry("trace", "app", SIMULATE, is_group=True),

@@ -164,7 +164,7 @@ def compare(client: Client, acts: Sequence[Act], ids: Sequence[str], took_s: flo
     starts = [a["startup_s"] for a in attempts if a["incarnation"] == 1 and a["startup_s"] is not None]
     resumes = [a["startup_s"] for a in attempts if a["incarnation"] > 1 and a["startup_s"] is not None]
     stops = [a["stop_s"] for a in attempts if a["stop_s"] is not None]
-    costs = tuple(statistics.fmean(values) if values else 0.0 for values in (starts, stops, resumes))
+    costs = tuple(statistics.median(values) if values else 0.0 for values in (starts, stops, resumes))
     predicted = _simulate(acts, [info["submit_s"] for info in infos], costs, config)
     played = [
         Played(
