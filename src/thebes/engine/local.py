@@ -41,6 +41,8 @@ class Link:
         self.facts = NodeFacts(node, (), alive=False, detail=f"the agent of {node} has not been reached yet")
         self.told_alive: bool | None = None
         self.looked = asyncio.Event()  # reached, or known to be down
+        self.ready = asyncio.Event()  # connected, and everything missed has been told
+        self.early: list[Report | NodeChange] = []
         self.writer: asyncio.StreamWriter | None = None
         self.waiting: dict[int, asyncio.Future[Any]] = {}
         self.numbers = count(1)
@@ -53,7 +55,8 @@ class Link:
         delay_s = RETRY_FIRST_S
         while True:
             try:
-                reader, self.writer = await asyncio.wait_for(wire.connect(self.path), DOWN_AFTER_S)
+                async with asyncio.timeout(DOWN_AFTER_S):
+                    reader, self.writer = await wire.connect(self.path)
                 down = loop.call_at(max(loop.time(), lost_s + DOWN_AFTER_S), self._down, "its agent does not answer")
                 try:
                     await self._converse(reader, down)
@@ -73,13 +76,13 @@ class Link:
     async def _converse(self, reader: asyncio.StreamReader, down: asyncio.TimerHandle) -> None:
         listen = asyncio.ensure_future(self._listen(reader))
         try:
-            facts, reports = await asyncio.gather(self.call("facts", {}), self.call("list", {}))
+            answer = await self._ask("hello", {})
             down.cancel()
-            self._up(wire.facts_from_dict(facts), [wire.report_from_dict(one) for one in reports])
+            self._up(wire.facts_from_dict(answer["facts"]), [wire.report_from_dict(one) for one in answer["reports"]])
             while not listen.done():
                 await asyncio.wait([listen], timeout=PING_EVERY_S)
                 if not listen.done():
-                    await self.call("ping", {})
+                    await self._ask("ping", {})
             listen.result()
         finally:
             listen.cancel()
@@ -90,16 +93,22 @@ class Link:
         while line := await reader.readline():
             message = json.loads(line)
             if message.get("push") == "report":
-                if self.told_alive:  # else it is in the list that is on its way
-                    self.listener(wire.report_from_dict(message["report"]))
+                self._pass_on(wire.report_from_dict(message["report"]))
             elif message.get("push") == "facts":
                 self.facts = wire.facts_from_dict(message["facts"])
-                self.listener(NodeChange(self.facts))
+                self._pass_on(NodeChange(self.facts))
             else:
                 future = self.waiting.pop(message.get("id"), None)
                 if future is not None and not future.done():
                     _settle(future, message, self.node)
         self._hang_up()
+
+    def _pass_on(self, news: Report | NodeChange) -> None:
+        """Pushes begin after the answer to `hello`, which is told first even if it is read in the same breath."""
+        if self.ready.is_set():
+            self.listener(news)
+        else:
+            self.early.append(news)
 
     def _up(self, facts: NodeFacts, reports: Iterable[Report]) -> None:
         changed = self.told_alive is not True or replace(facts, pid=None) != replace(self.facts, pid=None)
@@ -108,8 +117,10 @@ class Link:
         self.looked.set()
         if changed:
             self.listener(NodeChange(facts))
-        for report in reports:
-            self.listener(report)
+        early, self.early = self.early, []
+        for news in (*reports, *early):
+            self.listener(news)
+        self.ready.set()
 
     def _down(self, detail: str) -> None:
         self.looked.set()
@@ -119,6 +130,8 @@ class Link:
             self.listener(NodeChange(self.facts))
 
     def _hang_up(self) -> None:
+        self.ready.clear()
+        self.early.clear()
         if self.writer is not None:
             self.writer.close()
             self.writer = None
@@ -128,7 +141,23 @@ class Link:
         self.waiting.clear()
 
     async def call(self, op: str, arguments: dict[str, Any], timeout_s: float = CALL_S) -> Any:
-        """One request and its answer. Raises Refused, OSError or TimeoutError."""
+        """One request and its answer. Raises Refused, OSError or TimeoutError.
+
+        An agent that has just gone may be back in a moment, and every request can be repeated: so it is, until the node
+        counts as down.
+        """
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.0 if self.told_alive is False else 2 * DOWN_AFTER_S):
+                    await self.ready.wait()
+            try:
+                return await self._ask(op, arguments, deadline_s - asyncio.get_running_loop().time())
+            except Unreachable:
+                if self.told_alive is False or not self.task or self.task.done():
+                    raise
+
+    async def _ask(self, op: str, arguments: dict[str, Any], timeout_s: float = CALL_S) -> Any:
         if self.writer is None:
             raise Unreachable(f"the agent of node {self.node} cannot be reached")
         number = next(self.numbers)
@@ -136,9 +165,10 @@ class Link:
         self.waiting[number] = future
         try:
             self.writer.write(wire.encode({"id": number, "op": op, **arguments}))
-            return await asyncio.wait_for(future, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await future
         except TimeoutError:
-            raise TimeoutError(f"node {self.node} has not answered '{op}' within {timeout_s:g} s") from None
+            raise TimeoutError(f"node {self.node} has not answered '{op}' in time") from None
         finally:
             self.waiting.pop(number, None)
 

@@ -1,8 +1,8 @@
 """What travels between engine and agent: one JSON object per line, and the contract's types as plain dicts.
 
 A request has `id` and `op`; its answer has the same `id` and either `result`, or `error` (`refused` or `failed`) with
-`detail`. Lines with `push` come unasked: `report` or `facts`. Socket paths may be longer than the 108 bytes that the
-kernel takes, so sockets are reached through their folder.
+`detail`. After `hello`, lines with `push` come unasked: `report` or `facts`. Socket paths may be longer than the 108
+bytes that the kernel takes, so sockets are reached through their folder.
 """
 
 from __future__ import annotations

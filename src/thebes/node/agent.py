@@ -309,7 +309,8 @@ class Agent:
             if left_s <= 0:
                 return False
             with suppress(TimeoutError):
-                await asyncio.wait_for(attempt.changed.wait(), min(left_s, 0.25))
+                async with asyncio.timeout(min(left_s, 0.25)):
+                    await attempt.changed.wait()
                 continue
             self._refresh(attempt)
         return True
@@ -385,7 +386,6 @@ class Agent:
     # Requests --------------------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.listeners.add(writer)
         try:
             while line := await reader.readline():
                 self._spawn(self._answer(writer, json.loads(line)))
@@ -402,6 +402,8 @@ class Agent:
         try:
             operation = self.OPERATIONS[request["op"]]
             answer["result"] = await operation(self, request)
+            if request["op"] == "hello":
+                self.listeners.add(writer)  # whatever is pushed from now on is newer than the answer
         except Refused as error:
             answer.update(error="refused", detail=str(error))
         except FileNotFoundError as error:
@@ -441,6 +443,10 @@ class Agent:
 
     async def _facts(self, request: dict[str, Any]) -> dict[str, Any]:
         return wire.facts_to_dict(self.facts)
+
+    async def _hello(self, request: dict[str, Any]) -> dict[str, Any]:
+        """All there is to know; changes are pushed from then on."""
+        return {"facts": await self._facts(request), "reports": await self._list(request)}
 
     async def _list(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         return [wire.report_to_dict(self._make_report(attempt)) for attempt in self.attempts.values()]
@@ -700,6 +706,7 @@ class Agent:
 
     OPERATIONS = {  # noqa: RUF012 - never changed
         "ping": _ping,
+        "hello": _hello,
         "facts": _facts,
         "list": _list,
         "port": _port,

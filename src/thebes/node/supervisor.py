@@ -270,7 +270,7 @@ class LogWatch:
         grown = size - self.size
         if self.looked_s is not None and now > self.looked_s:
             self.rate = max(0.0, grown / (now - self.looked_s))
-        quiet = grown == 0 and self.looked_s is not None
+        quiet = grown == 0
         self.looked_s = now
         if size > self.limit:
             try:
@@ -599,7 +599,6 @@ class Supervisor:
         self._do(self.conduct.started(boot_s()))
         self.launch["env"] = None  # values are secrets, and memory
         self.launch["ranks"] = None
-        self.look_at = boot_s() + 1.0
 
     def _sleep_ms(self):
         times = [at for at in (self.conduct.next_s(), self.look_at, self.retry_at) if at is not None]
@@ -635,6 +634,8 @@ class Supervisor:
             except ChildProcessError:
                 # Whoever descends from us has a living ancestor that is our child, so there is nobody.
                 if self.conduct.state != "exited":
+                    for log in self.logs:
+                        log.look(boot_s())
                     self._do(self.conduct.empty(boot_s()))
                 return
             if pid == 0:
