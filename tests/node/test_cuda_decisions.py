@@ -137,7 +137,7 @@ def test_two_suspends_at_once_do_not_count_on_the_same_memory() -> None:
     assert inside.wait(10)
     second = StandIn(host_bytes=16 * GIB)
     try:
-        with pytest.raises(CudaRefused, match="8.0 GiB free"):
+        with pytest.raises(CudaRefused, match=r"8.0 GiB free"):
             cuda.suspend(PID, driver=second)
     finally:
         go_on.set()
@@ -185,7 +185,7 @@ def test_failed_is_told_as_such(call: str) -> None:
 def test_a_process_that_cannot_be_unlocked_has_failed() -> None:
     driver = StandIn()
     driver.codes |= {"checkpoint": 304, "unlock": 401}
-    with pytest.raises(CudaFailed, match="checkpoint: 304 .*then unlock: 401 .*left locked"):
+    with pytest.raises(CudaFailed, match=r"checkpoint: 304 .*then unlock: 401 .*left locked"):
         cuda.suspend(PID, driver=driver)
 
 
@@ -210,7 +210,7 @@ def test_resume_waits_for_room_on_the_gpu() -> None:
 
 def test_a_caller_started_anew_brings_what_the_process_needs() -> None:
     driver = StandIn(State.CHECKPOINTED)
-    with pytest.raises(CudaRefused, match="needs 101.0 GiB"):
+    with pytest.raises(CudaRefused, match=r"needs 101.0 GiB"):
         cuda.resume(PID, needs={GPU: 101 * GIB}, driver=driver)
     with pytest.raises(CudaRefused, match="GPU-2 is not on this node"):
         cuda.resume(PID, needs={"GPU-2": GIB}, driver=driver)
@@ -268,8 +268,15 @@ def test_the_quantum_follows_from_the_measured_costs() -> None:
     assert cuda.next_quantum_s(4.7, 2.3, overhead=0.02) == pytest.approx(350.0)
 
 
+def test_a_driver_before_570_is_too_old() -> None:
+    assert cuda.too_old(12080, True) is None
+    assert cuda.too_old(13000, True) is None
+    assert "it knows CUDA 12.4, and suspending needs 12.8 (driver 570)" in (cuda.too_old(12040, False) or "")
+    assert cuda.too_old(13000, False) is not None
+
+
 def test_a_machine_without_a_driver_says_so() -> None:
-    with pytest.raises(CudaRefused, match="no NVIDIA driver on this machine: .*no-such-library"):
+    with pytest.raises(CudaRefused, match=r"no NVIDIA driver on this machine: .*no-such-library"):
         cuda.NvidiaDriver(cuda="libno-such-library.so.1")
 
 

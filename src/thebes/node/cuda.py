@@ -86,6 +86,14 @@ def code_text(code: int) -> str:
     return f"{code} {CODES[code]}" if code in CODES else str(code)
 
 
+def too_old(cuda_version: int, has_calls: bool) -> str | None:
+    """Why a driver cannot suspend; None when it can. The version is as the driver tells it: 12080 for CUDA 12.8."""
+    if cuda_version >= FIRST_CUDA_VERSION and has_calls:
+        return None
+    known = f"{cuda_version // 1000}.{cuda_version % 1000 // 10}"
+    return f"the NVIDIA driver is too old: it knows CUDA {known}, and suspending needs 12.8 (driver 570)"
+
+
 @dataclass(frozen=True)
 class Facts:
     """What is known of a process before anything is done to it."""
@@ -410,17 +418,14 @@ class NvidiaDriver:
         self._nvml = _load(nvml)
         version = ctypes.c_int()
         self._cuda.cuDriverGetVersion(ctypes.byref(version))
-        if version.value < FIRST_CUDA_VERSION or not hasattr(self._cuda, "cuCheckpointProcessLock"):
-            known = f"{version.value // 1000}.{version.value % 1000 // 10}"
-            raise CudaRefused(
-                f"the NVIDIA driver is too old: it knows CUDA {known}; suspending needs driver 570 (12.8)"
-            )
+        old = too_old(version.value, hasattr(self._cuda, "cuCheckpointProcessLock"))
+        if old is not None:
+            raise CudaRefused(old)
         # Without persistence mode the driver must be held open by someone for a restore to find it.
         code = self._cuda.cuInit(0)
         if code:
             raise CudaRefused(f"no usable NVIDIA GPU (cuInit: {code_text(code)})")
         self._told(self._nvml.nvmlInit_v2(), "nvmlInit")
-        self.cuda_version = version.value
 
     def state(self, pid: int) -> tuple[int, int]:
         value = ctypes.c_int(-1)
