@@ -11,6 +11,7 @@ from thebes.cli.screen import paint, plural, print_json, say, table, terminal_wi
 from thebes.model.errors import UserError
 
 if TYPE_CHECKING:
+    from thebes.placement import Placement
     from thebes.policy import Policy
 
 token = typer.Typer(help="Tokens: who may use the cluster.", no_args_is_help=True)
@@ -81,21 +82,17 @@ def up(
     print("  thebes submit --gpus 1 -- python train.py")
 
 
-def _compile(policy: Policy) -> None:
+def _compile(policy: Policy, placement: Placement) -> None:
     """Compile what the policy needs ahead, so that the controller need not do it while people wait for it."""
     from thebes.model.compiled import is_cold
     from thebes.policy.priority import PriorityPolicy
 
     ordered = isinstance(policy, PriorityPolicy)
-    if not is_cold("fill.draw_up") and not (ordered and is_cold("priority.survey")):
-        return
-    say("Compiling the policies for this machine (once per version, about a minute) …")
-    from thebes.sim.simulate import simulate
-    from thebes.sim.warmup import compile_general_path
+    if is_cold("fill.draw_up") or (ordered and is_cold("priority.survey")):
+        from thebes.server.standby import rehearse
 
-    compile_general_path()
-    if ordered:
-        simulate("philly-sample", "1x8", "tiresias-l", limit=3, fast=False)
+        say("Compiling the policies for this machine (once per version, about a minute) …")
+        rehearse(policy, placement)
 
 
 def _quoted(text: str) -> str:

@@ -1,6 +1,7 @@
 """The keeper of an instance: starts its controller and its agents, and starts again whichever dies.
 
-`python -m thebes.node.keeper DIR`. It is small and knows nothing of jobs. Parts that live already when it comes, from a
+`python -m thebes.node.keeper DIR`. It is small and knows nothing of jobs. The controller has a standby between itself
+and the keeper, with its code loaded (`thebes.server.standby`). Parts that live already when it comes, from a
 keeper that was killed, are found by their locks, adopted and waited on by pidfd. SIGTERM stops the controller, then the
 agents; jobs have supervisors of their own and go on.
 """
@@ -30,14 +31,17 @@ LOOK_S = 5.0  # how often to look whether the folder is still there
 CONTROLLER_PATIENCE_S = 10.0
 AGENT_PATIENCE_S = 5.0
 TAIL_BYTES = 2000
+# Our own processes do no linear algebra: threads for it would only be in the way, most of all of forks.
+CALM = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass
 class Part:
-    """One process that should live. `name` is also that of its lock and of its logs."""
+    """One process that should live. `name` is also that of its logs, and of its lock unless `lock` is another."""
 
     name: str
     argv: tuple[str, ...]
+    lock: str = ""
     pidfd: int = -1  # -1: it does not run
     pid: int = 0
     process: subprocess.Popen[bytes] | None = None  # None: adopted, so its exit code cannot be known
@@ -50,7 +54,7 @@ def parts_of(instance: Instance, nodes: Sequence[str]) -> list[Part]:
     python = (sys.executable, "-m")
     folder = str(instance.dir)
     agents = [Part(f"agent-{node}", (*python, "thebes.node.agent", folder, node)) for node in nodes]
-    return [*agents, Part("controller", (*python, "thebes.server.main", folder))]
+    return [*agents, Part("controller", (*python, "thebes.server.standby", folder), lock="standby")]
 
 
 def node_names(instance: Instance) -> list[str]:
@@ -113,7 +117,13 @@ class Keeper:
             out = _fresh_output(self.instance.log / f"{part.name}.stderr")
             try:
                 process = subprocess.Popen(
-                    part.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd="/"
+                    part.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                    cwd="/",
+                    env={**os.environ, **CALM},
                 )
             finally:
                 if out >= 0:
@@ -130,11 +140,12 @@ class Keeper:
     def _adopt(self, part: Part) -> bool:
         """Take over a process that holds the lock of this part. Its pid is pinned before the lock is asked again."""
         with suppress(UserError, ProcessLookupError):
-            pid = self.instance.holder_pid(part.name)
+            lock = part.lock or part.name
+            pid = self.instance.holder_pid(lock)
             if pid is None:
                 return False
             pidfd = os.pidfd_open(pid)
-            if self.instance.holder_pid(part.name) != pid:
+            if self.instance.holder_pid(lock) != pid:
                 os.close(pidfd)
                 return False
             part.pidfd, part.pid, part.process, part.started_s = pidfd, pid, None, time.monotonic()
@@ -209,13 +220,17 @@ def _tail(path: Path) -> str:
 
 
 def stop_instance(instance: Instance, nodes: Sequence[str]) -> list[str]:
-    """Stop keeper, controller and agents, in that order, whichever of them live; names of those that had to be killed.
+    """Stop keeper, controller (with its standby) and agents, whichever live; names of those that had to be killed.
 
     The keeper stops its parts itself. If it was killed, or has not adopted one of them, they are stopped one by one.
     """
-    patience_s = {"keeper": CONTROLLER_PATIENCE_S + AGENT_PATIENCE_S + 5.0, "controller": CONTROLLER_PATIENCE_S}
+    patience_s = {
+        "keeper": CONTROLLER_PATIENCE_S + AGENT_PATIENCE_S + 5.0,
+        "standby": CONTROLLER_PATIENCE_S,
+        "controller": CONTROLLER_PATIENCE_S,
+    }
     killed: list[str] = []
-    for name in ("keeper", "controller", *(f"agent-{node}" for node in nodes)):
+    for name in ("keeper", "standby", "controller", *(f"agent-{node}" for node in nodes)):
         pid = instance.holder_pid(name)
         if pid is not None and not stop_process(
             pid, instance.lock_path(name), patience_s=patience_s.get(name, AGENT_PATIENCE_S)

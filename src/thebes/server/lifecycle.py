@@ -25,9 +25,10 @@ from thebes.node.keeper import start_keeper, stop_instance
 from thebes.server.config import Config, NodeConfig, check_listening, live_policy, load, make, save
 
 if TYPE_CHECKING:
+    from thebes.placement import Placement
     from thebes.policy import Policy
 
-READY_S = 20.0
+READY_S = 30.0  # loading takes three seconds, or ten on a machine that is busy with training
 PERMANENT_CODES = (2, 3)  # exit codes of the controller after which it will not go better by itself
 HOPELESS_DEATHS = 3
 DEFAULT_VIRTUAL_GPUS = 8
@@ -147,7 +148,11 @@ def _shown(key: str, value: Any) -> str:
 # up
 
 
-def bring_up(instance: Instance, options: Options, prepare: Callable[[Policy], None] = lambda _: None) -> Brought:
+def bring_up(
+    instance: Instance,
+    options: Options,
+    prepare: Callable[[Policy, Placement], None] = lambda _policy, _placement: None,
+) -> Brought:
     """Start what does not run yet, and wait until it answers. If that fails, what was started is stopped again.
 
     `prepare` is called before a start, when everything was found to be in order.
@@ -159,12 +164,12 @@ def bring_up(instance: Instance, options: Options, prepare: Callable[[Policy], N
         running = saved is not None and bool(living_parts(instance))
         if saved is not None and wanted != saved:
             _refuse_change(instance, saved, wanted, running)
-        policy, _ = live_policy(wanted)
+        chosen = live_policy(wanted)
         check_listening(wanted)
         was_up = instance.holder_pid("keeper") is not None
         mark = _LogMark(instance.log / "keeper.jsonl")
         if not was_up:
-            prepare(policy)
+            prepare(*chosen)
             if wanted != saved:
                 save(instance.config, wanted)
         keeper = None if was_up else start_keeper(instance)
@@ -226,7 +231,7 @@ def _wait_until_ready(
         if keeper is not None and keeper.poll() is not None and instance.holder_pid("keeper") is None:
             raise UserError(_said(instance, "keeper") or "the keeper ended at once", hint=f"see {instance.log}")
         answer = ask(instance, "GET", "/v1/healthz", timeout_s=1.0)
-        if answer is not None and answer.status == 200 and instance.holder_pid("controller") is not None:
+        if answer is not None and answer.status == 200 and {"keeper", "controller"} <= set(living_parts(instance)):
             silent = silent_nodes(instance, config)
             if not silent:
                 endpoint = instance.read_endpoint()
@@ -434,7 +439,7 @@ def agent_names(instance: Instance) -> list[str]:
 
 def living_parts(instance: Instance) -> dict[str, int]:
     """Keeper, controller and agents that live, with their pids."""
-    names = ("keeper", "controller", *(f"agent-{node}" for node in agent_names(instance)))
+    names = ("keeper", "standby", "controller", *(f"agent-{node}" for node in agent_names(instance)))
     found = {name: instance.holder_pid(name) for name in names}
     return {name: pid for name, pid in found.items() if pid is not None}
 

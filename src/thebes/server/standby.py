@@ -1,0 +1,175 @@
+"""Keeps the code of the controller loaded and forks controllers from it, so that a new one answers within moments.
+
+`python -m thebes.server.standby DIR`, started by the keeper. To load everything takes seconds, longer than all the rest
+of a recovery. This process has done so, has no threads, opens nothing and waits for the controller to end. If it is
+killed itself the controller goes on, and the next one adopts it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from thebes.model.errors import UserError
+from thebes.node.instance import Instance, Lock, LockHeld, wait_gone
+from thebes.server.main import EXIT_HELD, EXIT_MISTAKE, EXIT_PORT_TAKEN, EXIT_STOPPED
+
+if TYPE_CHECKING:
+    from thebes.placement import Placement
+    from thebes.policy import Policy
+
+YOUNG_S = 5.0
+YOUNG_CRASHES = 3  # in a row: then the keeper, who waits longer and longer, shall start from the beginning
+PATIENCE_S = 9.0  # for the controller to stop; the keeper gives us a little more
+
+
+def load(instance: Instance) -> None:
+    """Import what a controller needs, and rehearse a decision, which loads the compiled code."""
+    import uvicorn.lifespan.on
+    import uvicorn.loops.auto
+    import uvicorn.protocols.http.auto  # noqa: F401
+
+    from thebes.server import config
+
+    with suppress(UserError):  # the controller itself tells what is wrong with the configuration
+        rehearse(*config.live_policy(config.load(instance.config)))
+    gc.collect()
+    gc.freeze()  # so that the collector does not touch, and thereby copy, the memory shared with the child
+
+
+def rehearse(policy: Policy, placement: Placement) -> None:
+    """Decide about two jobs on two GPUs that do not exist; what this needs is compiled or loaded afterwards."""
+    from thebes.server.ledger import Ledger, NodeSpec
+
+    ledger = Ledger([NodeSpec("n0", 2)], policy, placement)
+    with suppress(Exception):  # a policy of the user's own may fail: the controller tells about it when it does
+        for time_s, job in enumerate(("1", "2"), start=1):
+            ledger.apply({"op": "arrive", "t": time_s, "job": job, "gpus": 2, "tenant": "t", "submit_s": time_s})
+            planned, _ = ledger.decide(time_s)
+            ledger.apply(planned.entry())
+        ledger.apply({"op": "ran", "t": 3.0, "job": "1"})
+        ledger.decide(4.0)
+
+
+class Standby:
+    """The loop: fork a controller if there is none, wait until it ends or we are told to stop."""
+
+    def __init__(self, instance: Instance, lock: Lock) -> None:
+        self.instance = instance
+        self.lock = lock
+        self.stopping = False
+        self.wake, self.wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def run(self) -> int:
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        crashes = 0
+        while not self.stopping:
+            began_s = time.monotonic()
+            pid, own = self._controller()
+            if pid is None:
+                continue
+            try:
+                pidfd = os.pidfd_open(pid)
+            except ProcessLookupError:  # an adopted one that has just gone
+                continue
+            try:
+                self._wait(pidfd)
+                if self.stopping:
+                    self._stop(pidfd)
+            finally:
+                os.close(pidfd)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if own else -signal.SIGKILL
+            if self.stopping:
+                break
+            if code in (EXIT_MISTAKE, EXIT_PORT_TAKEN):
+                return code
+            killed = code in (EXIT_STOPPED, EXIT_HELD, -signal.SIGKILL)  # by somebody: no fault of its own
+            crashes = 0 if killed or time.monotonic() - began_s > YOUNG_S else crashes + 1
+            if crashes >= YOUNG_CRASHES:
+                return 1
+        return EXIT_STOPPED
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.stopping = True
+
+    def _controller(self) -> tuple[int | None, bool]:
+        """The one that lives, or a new child; and whether it is ours."""
+        with suppress(UserError):
+            pid = self.instance.holder_pid("controller")
+            if pid is not None:
+                return pid, False
+        pid = os.fork()
+        if pid == 0:
+            self._be_the_controller()
+        return pid, True
+
+    def _be_the_controller(self) -> None:
+        """In the child: never returns."""
+        code = 1
+        try:
+            os.close(self.lock.fd)  # a lock belongs to all who have it open: the standby's must go with the standby
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            os.close(self.wake)
+            os.close(self.wake_write)
+            os.setsid()
+            from thebes.server.main import run
+
+            code = run(self.instance)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            with suppress(BaseException):
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _wait(self, pidfd: int) -> None:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.register(self.wake, select.POLLIN)
+        while not self.stopping:
+            ready = {fd for fd, _ in poll.poll()}
+            if self.wake in ready:
+                with suppress(BlockingIOError):
+                    os.read(self.wake, 512)
+            if pidfd in ready:
+                return
+
+    def _stop(self, pidfd: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            if not wait_gone(pidfd, PATIENCE_S):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                wait_gone(pidfd, 5.0)
+
+
+def main(argv: Sequence[str]) -> int:
+    if len(argv) != 1:
+        print("usage: python -m thebes.server.standby DIR", file=sys.stderr)
+        return EXIT_MISTAKE
+    instance = Instance.at(argv[0])
+    try:
+        with instance.hold_lock("standby") as lock:
+            load(instance)
+            return Standby(instance, lock).run()
+    except LockHeld:
+        return EXIT_HELD
+    except UserError as error:
+        print(f"error: {error.message}" + (f"\n  → {error.hint}" if error.hint else ""), file=sys.stderr)
+        return EXIT_MISTAKE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
