@@ -12,7 +12,7 @@ import typer
 
 from thebes.cli.act import exit_code_of, tell_end
 from thebes.cli.live import ACTIVE, TERMINAL, Folder, JobId, ShortFormat, ShortOutput, connect, job_id
-from thebes.cli.screen import clean, clock, duration, paint, print_json, say
+from thebes.cli.screen import clean, clock, duration, paint, plural, print_json, say
 from thebes.model.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,10 +78,12 @@ def _last_lines(
     client: Client, job: str, rank: int, incarnation: int | None, lines: int, follow: bool
 ) -> Iterator[bytes]:
     """The last lines and, with follow, what comes after them. Reads from the end, further back if lines are long."""
+    if lines == 0 and not follow:
+        return
     reach = max(1 << 14, lines * TAIL_BYTES_PER_LINE)
     while True:
         pieces = client.logs(job, rank, incarnation=incarnation, follow=follow, offset=-reach)
-        head = b"" if lines == 0 and not follow else next(pieces, b"")
+        head = next(pieces, b"")
         if len(head) < reach or reach >= 1 << 20 or head.count(b"\n") > lines:
             break
         reach = min(1 << 20, reach * 8)
@@ -107,7 +109,8 @@ def events(
             print_json({"events": found, "next": following})
             return
         for event in found:
-            print(_event_line(event, output, wanted))
+            if output is ShortOutput.json or event["kind"] != "state":  # other events say the same in better words
+                print(_event_line(event, output, wanted))
         if not found and not watching:
             say("nothing yet")
         if watching:
@@ -117,14 +120,22 @@ def events(
 def _latest(client: Client, job: str | None, after: int | None, limit: int) -> list[dict[str, Any]]:
     if job is not None or after is not None:
         return client.events(job, after=after or 0, limit=limit)
-    newest = client.status().get("last_event") or 0
-    return client.events(after=max(0, newest - limit), limit=limit)
+    newest = client.status().get("last_event")
+    if newest is not None:
+        return client.events(after=max(0, newest - limit), limit=limit)
+    found: list[dict[str, Any]] = []
+    while page := client.events(after=found[-1]["seq"] if found else 0, limit=10_000):
+        found = page
+    return found[-limit:]
 
 
 def _watch_events(client: Client, job: str | None, after: int | None, output: ShortOutput) -> None:
     try:
         for event in client.stream(after=after):
-            if job is None or event.get("job_id") == job or str(event.get("job_id")).startswith(f"{job}_"):
+            about = str(event.get("job_id"))
+            if event["kind"] == "state" and output is ShortOutput.table:
+                continue
+            if job is None or about == job or about.startswith(f"{job}_"):
                 print(_event_line(event, output, job), flush=True)
     except KeyboardInterrupt:
         say("")
@@ -135,8 +146,12 @@ def _event_line(event: dict[str, Any], output: ShortOutput, job: str | None) -> 
         import json
 
         return json.dumps(event, ensure_ascii=False)
-    who = [] if job == event.get("job_id") else [str(event.get("job_id") or event.get("node") or "").ljust(6)]
-    words = [*who, str(event["kind"]).ljust(10), told_of(event)]
+    who = (
+        []
+        if job is not None and job == event.get("job_id")
+        else [str(event.get("job_id") or event.get("node") or "").ljust(6)]
+    )
+    words = [*who, str(event["kind"]).ljust(14), told_of(event)]
     return "  ".join([paint(clock(event["time_s"], time.time()), "dim"), *map(clean, words)]).rstrip()
 
 
@@ -150,11 +165,13 @@ def told_of(event: dict[str, Any]) -> str:
     for key, value in (event.get("detail") or {}).items():
         if value in (None, "", [], {}):
             continue
-        shown = (
-            duration(value) if key.endswith("_s") and isinstance(value, int | float) and value >= 10 else _value(value)
-        )
         name = WORDS.get(key, key.removesuffix("_s").replace("_", " "))
-        parts.append(f"{name} {shown}{'s' if key.endswith('_s') and shown == _value(value) else ''}".strip())
+        if key == "gpus":
+            parts.append(plural(value, "GPU"))
+        elif key.endswith("_s"):
+            parts.append(f"{name} {duration(value) if value >= 10 else f'{value:.3g}s'}")
+        else:
+            parts.append(f"{name} {_value(value)}".strip())
     if event.get("actor"):
         parts.append(f"by {event['actor']}")
     return ", ".join(parts)
@@ -199,6 +216,10 @@ def _open_shell(client: Client, job: str, folder: str | None) -> None:
         raise UserError(f"{job} is an array.", hint=f"Name one of its jobs: {found['members'][0]['id']}")
     env = client.environment(job)["env"]
     workdir = found["spec"].get("workdir") or "."
+    if found["spec"].get("snapshot"):
+        from thebes.node.instance import Instance
+
+        workdir = str(Instance.at(folder).jobs / job / "snapshot")
     held = found["attempts"][-1]["parts"] if found["attempts"] and found["state"] in ACTIVE else []
     marks = {"THEBES_JOB_ID": job, "THEBES_INCARNATION": str(found["incarnation"])}
     if held:

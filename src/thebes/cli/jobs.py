@@ -144,16 +144,17 @@ def job_table(jobs: Sequence[dict[str, Any]], *, wide: bool = False) -> list[str
         return ["no jobs"]
     now_s = time.time()
     several_users = wide or len({job["user"] for job in jobs}) > 1
-    columns = ["ID", "NAME", *(["USER"] if several_users else []), "STATE", "GPUS", "RAN", "WAITED"]
+    columns = ["ID", "NAME", *(["USER"] if several_users else []), "STATE", "GPUS", "NODES", "RAN", "WAITED"]
     if wide:
-        columns += ["TENANT", "NODES", "PRIORITY", "SUBMITTED", "STARTS", "PREEMPTED", "LOST"]
+        columns += ["TENANT", "PRIORITY", "SUBMITTED", "STARTS", "PREEMPTED", "LOST"]
     columns.append("WHY")
     rows = []
     for job in jobs:
         row = [job["id"], job["name"] or "–", *([job["user"]] if several_users else []), job["state"], str(job["gpus"])]
-        row += [duration(job["run_s"]) if job["incarnation"] else "–", duration(waited_s(job, now_s))]
+        row += [_where(job, wide), duration(ran_s(job, now_s)) if job["incarnation"] else "–"]
+        row.append(duration(waited_s(job, now_s)))
         if wide:
-            row += [job["tenant"], str(job["nodes"] or "–"), str(job["priority"]), clock(job["submit_s"], now_s)]
+            row += [job["tenant"], str(job["priority"]), clock(job["submit_s"], now_s)]
             row += [str(job["incarnation"]), str(job["preemptions"]), lost(job["lost_gpu_s"])]
         rows.append([*row, why(job)])
     place = columns.index("STATE")
@@ -161,13 +162,26 @@ def job_table(jobs: Sequence[dict[str, Any]], *, wide: bool = False) -> list[str
     def style(column: int, cell: str) -> str:
         return STATE_STYLES.get(cell, "") if column == place else ""
 
-    numbers = ("GPUS", "RAN", "WAITED", "NODES", "PRIORITY", "STARTS", "PREEMPTED", "LOST")
+    numbers = ("GPUS", "RAN", "WAITED", "PRIORITY", "STARTS", "PREEMPTED", "LOST")
     return table(columns, rows, right=numbers, width=None if wide else terminal_width(), style=style)
+
+
+def _where(job: dict[str, Any], wide: bool) -> str:
+    held = job.get("gpus_held") or {}
+    parts = [f"{node}:{','.join(map(str, gpus))}" if wide else node for node, gpus in held.items()]
+    return (" " if wide else ",").join(parts) or "–"
+
+
+def ran_s(job: dict[str, Any], now_s: float) -> float:
+    """Run time so far. The server counts an incarnation when it has ended; of a first one we know when it began."""
+    if job["state"] in ("running", "preempting") and job["incarnation"] == 1 and job["first_start_s"] is not None:
+        return max(job["run_s"], now_s - job["first_start_s"])
+    return float(job["run_s"])
 
 
 def waited_s(job: dict[str, Any], now_s: float) -> float:
     """Time in the queue: all the time that it was alive but did not run."""
-    return max(0.0, (job["end_s"] or now_s) - job["submit_s"] - job["run_s"])
+    return max(0.0, (job["end_s"] or now_s) - job["submit_s"] - ran_s(job, now_s))
 
 
 def lost(gpu_s: float) -> str:
@@ -180,9 +194,13 @@ def why(job: dict[str, Any]) -> str:
         return str(job["reason"])
     if job["exit_code"] not in (None, 0):
         return f"exit code {job['exit_code']}"
+    words = []
+    if job.get("step") is not None and job["state"] not in TERMINAL:
+        rate = f" ({job['steps_per_s']:.3g}/s)" if job.get("steps_per_s") else ""
+        words.append(f"step {job['step']:,}{rate}")
     if job["preemptions"] and job["state"] not in TERMINAL:
-        return f"preempted {job['preemptions']}×"
-    return ""
+        words.append(f"preempted {job['preemptions']}×")
+    return ", ".join(words)
 
 
 def _remarks(page: dict[str, Any], chosen: dict[str, str]) -> list[str]:
@@ -220,7 +238,7 @@ def job_lines(job: dict[str, Any]) -> list[str]:
         ("asks for", _request(job, spec)),
         ("submitted", clock(job["submit_s"], now_s)),
         ("waited", duration(waited_s(job, now_s))),
-        ("ran", duration(job["run_s"]) + _ran_of(spec)),
+        ("ran", duration(ran_s(job, now_s)) + _ran_of(spec)),
     ]
     if job["end_s"] is not None:
         code = "" if job["exit_code"] is None else f", exit code {job['exit_code']}"
@@ -283,7 +301,7 @@ def _attempt_table(attempts: Sequence[dict[str, Any]], now_s: float) -> list[str
                 attempt["state"],
                 " ".join(f"{node}:{','.join(map(str, held))}" for node, held in attempt["parts"]),
                 clock(attempt["started_s"], now_s),
-                duration(attempt["run_s"]),
+                duration(_ran_in(attempt, now_s)),
                 step,
                 duration(attempt["lost_s"]) if attempt["lost_s"] else "–",
                 _end_of(attempt),
@@ -292,6 +310,12 @@ def _attempt_table(attempts: Sequence[dict[str, Any]], now_s: float) -> list[str
     columns = ["START", "STATE", "NODE:GPUS", "AT", "RAN", "STEP", "LOST", "ENDED BY"]
     style = lambda column, cell: STATE_STYLES.get(cell, "") if column == 1 else ""  # noqa: E731
     return table(columns, rows, right=("RAN", "STEP", "LOST"), width=terminal_width(), style=style)
+
+
+def _ran_in(attempt: dict[str, Any], now_s: float) -> float:
+    if attempt["ended_s"] is None and attempt["started_s"] is not None and attempt["state"] == "running":
+        return max(attempt["run_s"], now_s - attempt["started_s"])
+    return float(attempt["run_s"])
 
 
 def _end_of(attempt: dict[str, Any]) -> str:

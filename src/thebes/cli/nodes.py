@@ -49,8 +49,10 @@ def node_state(node: dict[str, Any]) -> str:
 
 
 def holders(gpu: dict[str, Any]) -> list[str]:
-    """The jobs on a GPU; several when it is shared."""
-    return [str(job) for job in gpu.get("jobs") or ()]
+    """Who is on a GPU: a job's id, or `?` for one that we may not see."""
+    if gpu.get("job"):
+        return [str(gpu["job"])]
+    return ["?"] if gpu.get("busy") else []
 
 
 def _kind(gpu: dict[str, Any]) -> str:

@@ -35,6 +35,7 @@ def rehearse(
     import shutil
     import tempfile
 
+    from thebes.cli.instance import _compile as compile_ahead
     from thebes.client import Client
     from thebes.node.instance import Instance
     from thebes.server import rehearsal
@@ -47,7 +48,7 @@ def rehearse(
     folder = Path(tempfile.mkdtemp(prefix="thebes-rehearsal-"))
     instance = Instance(folder)
     try:
-        brought = bring_up(instance, Options(policy=policy, settings=chosen, virtual_gpus=gpus), say)
+        brought = bring_up(instance, Options(policy=policy, settings=chosen, virtual_gpus=gpus), compile_ahead)
         say(f"{plural(jobs, 'job')} on {plural(gpus, 'virtual GPU')} under {policy}, {' '.join(chosen)}")
         client = Client(dir=folder)
         ids, took_s = rehearsal.play(client, acts, _progress)

@@ -282,6 +282,8 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         lines.append("  preempts   nobody")
     if plan.get("reason"):
         lines.append(f"  because    {clean(plan['reason'])}")
+    if plan.get("estimate") and starts == "later":
+        lines.append(f"  estimate   {clean(plan['estimate'])}")
     return lines
 
 

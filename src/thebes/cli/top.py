@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thebes.cli.jobs import waited_s, why
+from thebes.cli.jobs import ran_s, waited_s, why
 from thebes.cli.live import ACTIVE, WAITING, Folder, connect
 from thebes.cli.nodes import NODE_STYLES, holders, node_state
 from thebes.cli.screen import STATE_STYLES, clean, duration, plural
@@ -88,7 +88,7 @@ def _screen(client: Client, height: int | None) -> RenderableType:
     counts = status.get("jobs") or {}
     room = None if height is None else max(2, (height - len(nodes) - 9) // 2)
     return Group(
-        _headline(status, nodes, counts),
+        _headline(status, nodes),
         Text(),
         _gpu_map(nodes),
         Text(),
@@ -103,7 +103,7 @@ def _screen(client: Client, height: int | None) -> RenderableType:
     )
 
 
-def _headline(status: dict[str, Any], nodes: list[dict[str, Any]], counts: dict[str, int]) -> RenderableType:
+def _headline(status: dict[str, Any], nodes: list[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
     gpus = [gpu for node in nodes for gpu in node["gpus"]]
@@ -113,8 +113,6 @@ def _headline(status: dict[str, Any], nodes: list[dict[str, Any]], counts: dict[
         f"  {status.get('policy', '')}  ",
         (f"{busy} of {plural(len(gpus), 'GPU')} held", "green" if busy else "dim"),
         f"  {plural(len(nodes), 'node')}",
-        f"  {counts.get('completed', 0):,} completed",
-        (f"  {counts['failed']:,} failed" if counts.get("failed") else "", "red"),
         (time.strftime("  %H:%M:%S"), "dim"),
     )
     if status.get("trouble"):
@@ -123,6 +121,8 @@ def _headline(status: dict[str, Any], nodes: list[dict[str, Any]], counts: dict[
 
 
 def colour_of(job: str) -> str:
+    if job == "?":
+        return "white"
     number, _, member = job.partition("_")
     return COLOURS[(int(number) + int(member or 0)) % len(COLOURS)]
 
@@ -169,7 +169,7 @@ def _job_table(title: str, jobs: list[dict[str, Any]], room: int | None, runs: b
             Text(clean(job["user"])),
             Text(job["state"], style=STATE_STYLES.get(job["state"], "")),
             str(job["gpus"]),
-            duration(job["run_s"] if runs else waited_s(job, now_s)),
+            duration(ran_s(job, now_s) if runs else waited_s(job, now_s)),
             Text(clean(why(job)), style="dim"),
         )
     if len(jobs) > len(shown):
