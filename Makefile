@@ -4,11 +4,11 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT := out
 
-.PHONY: help setup demo test test-slow lint bench bench-quick lock clean
+.PHONY: help setup demo test test-slow test-faults test-torch lint bench bench-quick lock clean
 
 help:
-	@echo "make demo   replay a real trace under four policies, write out/demo.html"
-	@echo "make test   run all tests"
+	@echo "make demo   replay a real trace under four policies, write out/demo.html; then a live cluster for a minute"
+	@echo "make test   run all tests (make test-slow, test-faults and test-torch are the long ones)"
 	@echo "make bench  measure speed, write benchmarks/results/"
 	@echo "make setup  only make .venv; the command is then .venv/bin/thebes"
 	@echo "make lint   ruff, pyright, import contracts"
@@ -29,12 +29,23 @@ demo: $(READY)
 	  --json $(OUT)/demo.json --report $(OUT)/demo.html
 	@echo
 	@echo "The report is $(OUT)/demo.html: open it in a browser."
+	@echo
+	@echo "Now live: real training processes on 8 virtual GPUs, preempted by tiresias-l, beside the simulator's prediction."
+	$(BIN)/thebes rehearse --jobs 40 --seconds 60 --json $(OUT)/rehearsal.json
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not faults and not torch"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+test-faults: $(READY)
+	$(BIN)/python -m pytest -m faults
+
+# PyTorch is large and only these tests need it.
+test-torch: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/torch.txt
+	$(BIN)/python -m pytest -m torch
 
 lint: $(READY)
 	$(BIN)/ruff check .
