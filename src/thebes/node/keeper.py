@@ -31,8 +31,6 @@ LOOK_S = 5.0  # how often to look whether the folder is still there
 CONTROLLER_PATIENCE_S = 10.0
 AGENT_PATIENCE_S = 5.0
 TAIL_BYTES = 2000
-# Our own processes do no linear algebra: threads for it would only be in the way, most of all of forks.
-CALM = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass
@@ -117,13 +115,7 @@ class Keeper:
             out = _fresh_output(self.instance.log / f"{part.name}.stderr")
             try:
                 process = subprocess.Popen(
-                    part.argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    start_new_session=True,
-                    cwd="/",
-                    env={**os.environ, **CALM},
+                    part.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd="/"
                 )
             finally:
                 if out >= 0:

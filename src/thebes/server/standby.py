@@ -32,6 +32,8 @@ PATIENCE_S = 9.0  # for the controller to stop; the keeper gives us a little mor
 
 def load(instance: Instance) -> None:
     """Import what a controller needs, and rehearse a decision, which loads the compiled code."""
+    # NumPy would start threads for linear algebra, which nobody does here; a process that forks should have none.
+    os.environ.update(dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     import uvicorn.lifespan.on
     import uvicorn.loops.auto
     import uvicorn.protocols.http.auto  # noqa: F401
