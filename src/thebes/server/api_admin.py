@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from thebes.server import answers
 from thebes.server import store as db
-from thebes.server.api_base import Api, faults, reply, takes
+from thebes.server.api_base import Api, StrictRoute, faults, reply, takes
 from thebes.server.errors import Conflict, NotFound
 from thebes.server.gate import asker_of
 from thebes.server.spec import NAME
@@ -23,7 +23,7 @@ TenantPath = Annotated[str, Path(pattern=NAME)]
 
 def admin_routes(api: Api) -> APIRouter:
     """Tenants, tokens, decisions, shutdown."""
-    router = APIRouter(tags=["admin"])
+    router = APIRouter(tags=["admin"], route_class=StrictRoute)
 
     @router.get("/v1/tenants", response_model=answers.Tenants, responses=faults(), operation_id="list_tenants")
     async def list_tenants(request: Request) -> Response:

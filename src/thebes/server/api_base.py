@@ -7,16 +7,18 @@ FastAPI does not parse it for them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
 
+from thebes.model.errors import nearest
 from thebes.server import answers
 from thebes.server.access import Access
 from thebes.server.errors import Invalid, invalid
@@ -81,6 +83,23 @@ def parse(kind: type[M], raw: bytes, *, what: str = "the request") -> M:
         raise invalid(faults, known=list(kind.model_fields), what=what) from None
     except RecursionError:
         raise Invalid(f"{what} is nested too deeply") from None
+
+
+class StrictRoute(APIRoute):
+    """A route that refuses parameters it does not know: a typing error would go unnoticed otherwise."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        known = sorted(str(parameter.alias) for parameter in self.dependant.query_params)
+
+        async def strict(request: Request) -> Response:
+            if request.scope["query_string"]:
+                for name in request.query_params:
+                    if name not in known:
+                        raise Invalid(f"there is no parameter '{name[:100]}' here", hint=nearest(name, known))
+            return await handle(request)
+
+        return strict
 
 
 def reply(answer: BaseModel, status: int = 200) -> Response:

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from thebes.server import answers
 from thebes.server import store as db
 from thebes.server.access import Asker
-from thebes.server.api_base import Api, faults, reply, takes
+from thebes.server.api_base import Api, StrictRoute, faults, reply, takes
 from thebes.server.errors import Invalid
 from thebes.server.gate import asker_of
 from thebes.server.metrics import CONTENT_TYPE
@@ -28,7 +28,7 @@ NodePath = Annotated[str, Path(pattern=NODE_NAME)]
 
 def cluster_routes(api: Api) -> APIRouter:
     """Nodes, events, status."""
-    router = APIRouter(tags=["cluster"])
+    router = APIRouter(tags=["cluster"], route_class=StrictRoute)
     schema = job_schema()
 
     @router.get("/v1/nodes", response_model=answers.Nodes, responses=faults(), operation_id="nodes")

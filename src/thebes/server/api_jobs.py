@@ -15,7 +15,7 @@ from thebes.engine.contract import Refused
 from thebes.server import answers
 from thebes.server import store as db
 from thebes.server.access import Asker, no_such_job
-from thebes.server.api_base import Api, faults, parse, reply, takes
+from thebes.server.api_base import Api, StrictRoute, faults, parse, reply, takes
 from thebes.server.errors import Conflict, Invalid, NotFound, Unavailable
 from thebes.server.gate import asker_of, read_body
 from thebes.server.spec import JOB_ID, NAME, JobSpec
@@ -44,7 +44,7 @@ _LOG_HEADERS = {
 
 def job_routes(api: Api) -> APIRouter:
     """Everything under /v1/jobs."""
-    router = APIRouter(tags=["jobs"])
+    router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 
     @router.post(
         "/v1/jobs",
