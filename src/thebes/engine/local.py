@@ -25,6 +25,7 @@ SUSPEND_S = 600.0  # moving GPU memory into host memory takes half a second per 
 DOWN_AFTER_S = 1.0
 RETRY_FIRST_S, RETRY_LAST_S = 0.02, 0.5
 PING_EVERY_S = 5.0
+PING_S = 5.0  # an agent that takes longer hangs
 
 
 class Unreachable(OSError):  # noqa: N818 - reads as what it says
@@ -76,13 +77,13 @@ class Link:
     async def _converse(self, reader: asyncio.StreamReader, down: asyncio.TimerHandle) -> None:
         listen = asyncio.ensure_future(self._listen(reader))
         try:
-            answer = await self._ask("hello", {})
+            answer = await self._ask("hello", {}, PING_S)
             down.cancel()
             self._up(wire.facts_from_dict(answer["facts"]), [wire.report_from_dict(one) for one in answer["reports"]])
             while not listen.done():
                 await asyncio.wait([listen], timeout=PING_EVERY_S)
                 if not listen.done():
-                    await self._ask("ping", {})
+                    await self._ask("ping", {}, PING_S)
             listen.result()
         finally:
             listen.cancel()
@@ -157,7 +158,7 @@ class Link:
                 if self.told_alive is False or not self.task or self.task.done():
                     raise
 
-    async def _ask(self, op: str, arguments: dict[str, Any], timeout_s: float = CALL_S) -> Any:
+    async def _ask(self, op: str, arguments: dict[str, Any], timeout_s: float) -> Any:
         if self.writer is None:
             raise Unreachable(f"the agent of node {self.node} cannot be reached")
         number = next(self.numbers)

@@ -41,7 +41,7 @@ from thebes.node import launch as launching
 from thebes.node import processes, suspend
 from thebes.node.attempt import AttemptDir, Rate, lost_state, make_report, read_log
 from thebes.node.clock import boot_id, boot_s
-from thebes.node.instance import Instance, JsonLines, LockHeld, write_json, write_text
+from thebes.node.instance import Instance, JsonLines, LockHeld, write_json
 from thebes.node.log_steps import LogSteps, TooSlow
 
 STARTED_WITHIN_S = 10.0
@@ -68,7 +68,6 @@ class Attempt:
         self.rate = Rate()
         self.steps: LogSteps | None = None
         self.first_step: tuple[int, float] | None = None
-        self.child: subprocess.Popen[bytes] | None = None
         self.pid = 0  # of the supervisor
         self.pidfd = -1
         self.looked_ns = 0  # mtime of the folder when last looked into
@@ -111,7 +110,7 @@ class Agent:
         self.some_alive = asyncio.Event()
         self.spawning = threading.Lock()  # held while a new child is not yet known to be a supervisor
         self.supervisors: set[int] = set()
-        self.supervisor_script = _compiled_supervisor(instance.run)
+        self.nursery = Nursery(instance.run)
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -133,6 +132,7 @@ class Agent:
         await stop.wait()
         self.log.write("agent down", node=self.node, attempts=sum(one.alive for one in self.attempts.values()))
         server.close()
+        self.nursery.close()
         path.unlink(missing_ok=True)
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
@@ -191,14 +191,15 @@ class Agent:
 
     def _watch(self, attempt: Attempt) -> bool:
         """Be told when the supervisor ends; False if it has ended."""
-        pid = attempt.pid or _holder(attempt.dir.path / "lock")
+        started = attempt.pid  # by us, just now: it may not have its lock yet
+        pid = started or _holder(attempt.dir.path / "lock")
         if not pid:
             return False
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             return False
-        if attempt.child is None and _holder(attempt.dir.path / "lock") != pid:  # the number may be another's by now
+        if not started and _holder(attempt.dir.path / "lock") != pid:  # the number may be another's by now
             os.close(pidfd)
             return False
         attempt.pid, attempt.pidfd = pid, pidfd
@@ -209,8 +210,8 @@ class Agent:
         asyncio.get_running_loop().remove_reader(attempt.pidfd)
         os.close(attempt.pidfd)
         attempt.pidfd = -1
-        if attempt.child is not None:
-            attempt.child.wait()
+        with suppress(ChildProcessError):  # ours only if the nursery has died before it
+            os.waitpid(attempt.pid, os.WNOHANG)
         self.supervisors.discard(attempt.pid)
         self._refresh(attempt)
         if attempt.alive:
@@ -227,7 +228,10 @@ class Agent:
             batch, self.vanished = self.vanished, []
             await asyncio.to_thread(self._end_leftovers, batch)
             for attempt in batch:
+                attempt.pid = 0
                 self._refresh(attempt)
+                if attempt.alive and not self._watch(attempt):
+                    self._vanish(attempt)
 
     def _end_leftovers(self, batch: Sequence[Attempt]) -> None:
         """Kill until nobody is left; only then the results are written. In a thread."""
@@ -243,15 +247,25 @@ class Agent:
             if not processes.wait_gone(found, wait_s):
                 wait_s = min(1.0, wait_s * 2)
         for attempt in batch:
+            self._write_lost(attempt, killed)
+
+    def _write_lost(self, attempt: Attempt, killed: int) -> None:
+        """The result of an attempt whose supervisor is gone; one that was only late sees it and does not start."""
+        attempt.dir.path.mkdir(mode=0o700, exist_ok=True)
+        fd = os.open(attempt.dir.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not _take(fd):
+                return  # it has begun after all
             state = attempt.dir.state()
             if state.get("state") == "exited":
-                continue
+                return
             detail = "its supervisor was killed" if state else "its supervisor was killed before it had started the job"
             if state and state.get("boot") != boot_id():
                 detail = f"node {self.node} was restarted"
-            attempt.dir.path.mkdir(mode=0o700, exist_ok=True)
             self._persist(attempt.dir.path / "state.json", lost_state(attempt.dir, state, detail))
             self.log.write("lost", node=self.node, attempt=attempt.dir.name, killed=killed, detail=detail)
+        finally:
+            os.close(fd)
 
     def _persist(self, path: Path, value: dict[str, Any]) -> None:
         """Durably, and again until it works: a full disk must not lose a result. In a thread."""
@@ -471,10 +485,12 @@ class Agent:
                 )
             if (folder.path / "state.json").exists():  # done and forgotten
                 return wire.report_to_dict(make_report(folder, self.node, folder.state(), Rate()))
-            self._raise_fence(launch.job_id, launch.incarnation)
+            fence = self._raise_fence(launch.job_id, launch.incarnation)
             for other in [one for one in self.attempts.values() if one.dir.job_id == launch.job_id and one.alive]:
                 await self._remove(other)
-            attempt = await self._start_new(launch, folder, request)
+            # A power cut ends every process, so what matters is that the fence is on disk before we say that it runs.
+            durable = asyncio.to_thread(_sync, fence)
+            attempt, _ = await asyncio.gather(self._start_new(launch, folder, request), durable)
             return wire.report_to_dict(self._make_report(attempt))
 
     async def _start_new(self, launch: Launch, folder: AttemptDir, request: dict[str, Any]) -> Attempt:
@@ -494,7 +510,7 @@ class Agent:
         self.attempts[attempt.key] = attempt  # from now on pokes are heard
         self.ports[attempt.key] = port
         try:
-            attempt.child = await asyncio.to_thread(self._launch_supervisor, folder, part)
+            attempt.pid = await asyncio.to_thread(self._launch_supervisor, folder, part)
         except BaseException:
             del self.attempts[attempt.key]
             self.ports.pop(attempt.key, None)
@@ -502,7 +518,6 @@ class Agent:
                 shutil.rmtree(folder.path)
                 (self.open_dir / folder.name).unlink(missing_ok=True)
             raise
-        attempt.pid = attempt.child.pid
         self.some_alive.set()
         if not self._watch(attempt):
             self._vanish(attempt)
@@ -518,39 +533,20 @@ class Agent:
         )
         return attempt
 
-    def _launch_supervisor(self, folder: AttemptDir, part: launching.PartLaunch) -> subprocess.Popen[bytes]:
-        """Write everything down, then start it. In a thread.
-
-        The lock is taken here and inherited: there is no moment in which the supervisor lives without holding it.
-        """
+    def _launch_supervisor(self, folder: AttemptDir, part: launching.PartLaunch) -> int:
+        """Write everything down, then start it; its pid. In a thread."""
         path = folder.path
-        write_text(self.open_dir / folder.name, "")
+        (self.open_dir / folder.name).touch(mode=0o600)
         path.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(path / "launch.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w") as file:
             json.dump(part.as_dict(), file)
         with suppress(FileExistsError):
             os.mkfifo(path / "ctl", 0o600)
-        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        output = os.open(path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            with self.spawning:
-                child = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(self.supervisor_script), str(path), str(lock)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env={"LC_ALL": "C.UTF-8"},
-                    cwd="/",
-                    pass_fds=(lock,),
-                    start_new_session=True,
-                )
-                self.supervisors.add(child.pid)
-            return child
-        finally:
-            os.close(lock)
-            os.close(output)
+        with self.spawning:
+            pid = self.nursery.spawn(path)
+            self.supervisors.add(pid)
+        return pid
 
     async def _remove(self, attempt: Attempt) -> None:
         """Kill an incarnation and wait until it is gone; a supervisor that does not do its work is killed itself."""
@@ -569,9 +565,14 @@ class Agent:
         except (FileNotFoundError, ValueError):
             return 0
 
-    def _raise_fence(self, job_id: str, incarnation: int) -> None:
+    def _raise_fence(self, job_id: str, incarnation: int) -> Path:
+        """From now on nothing older starts; for it to survive a power cut, `_sync` follows."""
+        path = self.fence_dir / job_id
         if incarnation > self._fence(job_id):
-            write_text(self.fence_dir / job_id, f"{incarnation}\n")
+            draft = self.fence_dir / f".{job_id}.new"
+            draft.write_text(f"{incarnation}\n")
+            draft.replace(path)
+        return path
 
     async def _notice(self, request: dict[str, Any]) -> None:
         attempt = self._living(request)
@@ -589,7 +590,7 @@ class Agent:
             folder = AttemptDir.named(self.attempts_dir, f"{request['job_id']}.{request['incarnation']}")
             if folder is not None and not folder.path.exists():
                 # Its start may still be on the way: it must not come to life after this.
-                self._raise_fence(folder.job_id, folder.incarnation + 1)
+                await asyncio.to_thread(_sync, self._raise_fence(folder.job_id, folder.incarnation + 1))
             return
         if attempt.alive:
             why = " ".join(str(request.get("because") or "").split())
@@ -744,6 +745,29 @@ def _holder(lock: Path) -> int | None:
         os.close(fd)
 
 
+def _sync(path: Path) -> None:
+    """Make a file and its name durable."""
+    for one in (path, path.parent):
+        fd = os.open(one, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _take(fd: int) -> bool:
+    """Lock the file, unless somebody has it for longer than a look takes."""
+    deadline = time.monotonic() + 0.25
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+
+
 def _trail(attempt: Attempt) -> processes.Trail:
     state = attempt.state
     if state.get("boot") != boot_id():
@@ -751,14 +775,45 @@ def _trail(attempt: Attempt) -> processes.Trail:
     return processes.Trail(str(attempt.dir.path), int(state.get("group", 0)), int(state.get("supervisor", 0)))
 
 
-def _compiled_supervisor(folder: Path) -> Path:
-    """The supervisor compiled ahead: half the start-up time of every job would go into compiling it."""
-    target = folder / f"supervisor-{sys.implementation.cache_tag}.pyc"
-    try:
-        py_compile.compile(str(SUPERVISOR), cfile=str(target), doraise=True, optimize=1)
-    except (OSError, py_compile.PyCompileError):
-        return SUPERVISOR
-    return target
+class Nursery:
+    """A process that forks supervisors: it has loaded all they need, so each starts in 2 ms. Used under a lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.script = folder / f"supervisor-{sys.implementation.cache_tag}.pyc"
+        try:
+            py_compile.compile(str(SUPERVISOR), cfile=str(self.script), doraise=True, optimize=1)
+        except (OSError, py_compile.PyCompileError):
+            self.script = SUPERVISOR
+        self.limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(self.script), "--nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"LC_ALL": "C.UTF-8"},
+            cwd="/",
+            bufsize=0,
+        )
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, self.limits)  # jobs get what the agent was given
+        return process
+
+    def spawn(self, attempt: Path) -> int:
+        """A supervisor for this attempt; its pid. A nursery that was killed is replaced."""
+        for _ in range(2):
+            with suppress(BrokenPipeError):
+                self.process.stdin.write(os.fsencode(attempt) + b"\0")  # type: ignore[union-attr]
+                answer = self.process.stdout.readline()  # type: ignore[union-attr]
+                if answer:
+                    return int(answer)
+            self.process.kill()
+            self.process.wait()
+            self.process = self._start()
+        raise OSError("no supervisor could be started")
+
+    def close(self) -> None:
+        self.process.stdin.close()  # type: ignore[union-attr]
 
 
 def free_port(taken: Sequence[int] | Any, *, tries: int = 100) -> int:
@@ -820,10 +875,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    _prepare_process()
     with lock:
         log = JsonLines(instance.log / f"agent-{options.node}.jsonl")
-        asyncio.run(Agent(instance, options.node, gpus, virtual, log).run())
+        agent = Agent(instance, options.node, gpus, virtual, log)
+        _prepare_process()
+        asyncio.run(agent.run())
     return 0
 
 

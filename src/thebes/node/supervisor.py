@@ -1,9 +1,10 @@
 """The parent of a job's ranks on one node. It outlives controller and agent, and writes the result durably.
 
-Run as a script (`python -I -S supervisor.py ATTEMPT_DIR`), one per incarnation and node, so it is small: it imports
-nothing of ours and no module that pulls in others (`signal`, `json` and `subprocess` would cost 2 MB and 15 ms each
-time). The first half, `Conduct`, has no I/O: events go in, instructions come out. The second half carries them out and
-sleeps in `poll` until the next event or deadline.
+One process per incarnation and node, so it is small: a script that imports nothing of ours and no module that pulls in
+others (`signal`, `json` and `subprocess` would cost 2 MB and 15 ms each time). The first half, `Conduct`, has no I/O:
+events go in, instructions come out. The second half carries them out and sleeps in `poll` until the next event or
+deadline. `python -I -S supervisor.py ATTEMPT_DIR` supervises one attempt; with `--nursery` it forks a supervisor for
+every path it is given, which takes 2 ms and shares most of the memory.
 
 Every process of the job is a descendant of this one, daemons too, since it is a subreaper. Should it be killed, the
 kernel kills the ranks (PR_SET_PDEATHSIG) and the agent the rest.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import os
 import select
 import sys
@@ -22,6 +24,7 @@ import time
 from _json import encode_basestring_ascii, make_scanner  # what `json` itself is made of, without its `re`
 from _signal import (
     SIG_DFL,
+    SIG_IGN,
     SIG_SETMASK,
     SIGCHLD,
     SIGCONT,
@@ -461,7 +464,7 @@ def start_rank(libc, launch, rank, env, group, log_path):
             stage = "chdir"
             os.chdir(launch["workdir"])
             stage = "exec"
-            os.execvpe(launch["command"][0], launch["command"], env)
+            number = execute(launch["command"], env)
         except OSError as error:
             number = error.errno
         except BaseException:
@@ -479,6 +482,23 @@ def start_rank(libc, launch, rank, env, group, log_path):
         stage, number = answer.decode().split()
         raise NotStarted(explain(stage, int(number), launch, log_path))
     return pid
+
+
+def execute(command, env):
+    """Become the program, looked for in the job's own PATH; the error number if that cannot be.
+
+    os.execvpe does the same after importing `warnings`, which takes longer than all the rest.
+    """
+    program = command[0]
+    folders = [""] if "/" in program else env.get("PATH", os.defpath).split(":")
+    worst = errno.ENOENT
+    for folder in folders:
+        try:
+            os.execve(os.path.join(folder, program), command, env)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                worst = error.errno
+    return worst
 
 
 def explain(stage, number, launch, log_path):
@@ -520,9 +540,8 @@ def boot_s():
 class Supervisor:
     """Carries out what `Conduct` says."""
 
-    def __init__(self, attempt, lock_fd):
+    def __init__(self, attempt):
         self.attempt = attempt
-        self.lock_fd = lock_fd
         self.launch = parse(_read(attempt + "/launch.json").decode())
         self.name = f"{self.launch['job_id']}.{self.launch['incarnation']}"
         self.ranks = [one["rank"] for one in self.launch["ranks"]]
@@ -538,6 +557,11 @@ class Supervisor:
         self.folder = os.open(attempt, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def run(self):
+        # Held to the end. An agent that finds it free takes it and writes a result: then there is nothing to start.
+        self.lock_fd = os.open(self.attempt + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self.lock_fd, fcntl.LOCK_EX)
+        if os.path.exists(self.attempt + "/state.json"):
+            return
         self._prepare()
         self._start()
         poll = select.poll()
@@ -558,10 +582,6 @@ class Supervisor:
                 return
 
     def _prepare(self):
-        if self.lock_fd is None:
-            self.lock_fd = os.open(self.attempt + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.set_inheritable(self.lock_fd, False)
         text = b"%d\n" % os.getpid()
         os.pwrite(self.lock_fd, text, 0)
         os.ftruncate(self.lock_fd, len(text))
@@ -749,10 +769,46 @@ class Supervisor:
             self.look_at = now + 5.0
 
 
+def nursery():
+    """Read paths of attempts, each ended by NUL; fork a supervisor for each and answer with its pid."""
+    gc.freeze()  # what is there now stays shared with the children
+    signal(SIGCHLD, SIG_IGN)  # the kernel reaps them
+    rest = b""
+    while True:
+        piece = os.read(0, 65536)
+        if not piece:
+            return  # the agent is gone; the next one has a nursery of its own
+        *paths, rest = (rest + piece).split(b"\0")
+        for path in paths:
+            pid = os.fork()
+            if pid == 0:
+                leave_nursery(path.decode("utf-8", "surrogateescape"))
+            os.write(1, b"%d\n" % pid)
+
+
+def leave_nursery(attempt):
+    """A supervisor of its own: another session, its own output. Does not return."""
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(null, 0)
+        log = os.open(attempt + "/supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(null)
+        os.close(log)
+        Supervisor(attempt).run()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+
+
 def main(argv):
-    attempt = os.path.abspath(argv[1])
-    supervisor = Supervisor(attempt, int(argv[2]) if len(argv) > 2 else None)
-    supervisor.run()
+    if argv[1] == "--nursery":
+        nursery()
+    else:
+        Supervisor(os.path.abspath(argv[1])).run()
 
 
 if __name__ == "__main__":
