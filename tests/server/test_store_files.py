@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,18 @@ def test_an_instance_can_be_moved(tmp_path: Path) -> None:
     assert str(first).encode() not in (tmp_path / "second" / "store.db").read_bytes()
     with db.Store.open(str(tmp_path / "second" / "store.db")) as store:
         assert store.change_blocking(one()) == "2"
+
+
+def test_two_that_create_it_at_once_make_one_store(tmp_path: Path) -> None:
+    for trial in range(10):
+        path = tmp_path / f"{trial}.db"
+        with ThreadPoolExecutor(4) as threads:
+            stores = list(threads.map(db.Store.open, [path] * 4))
+        assert sorted(store.change_blocking(one()) for store in stores) == ["1", "2", "3", "4"]
+        for store in stores:
+            store.close()
+        assert version(path) == 1 + len(migrations.UPGRADES)
+        db.Store.open(path).close()
 
 
 def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:

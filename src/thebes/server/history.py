@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, func, or_, select, union_all
+from sqlalchemy import Connection, and_, bindparam, func, or_, select, union_all
 
 from thebes.server.principal import EVERYTHING, Viewer
 from thebes.server.rows import EventRow, JournalEntry
@@ -22,7 +22,7 @@ MAX_EVENTS = 10_000
 KEEP_EVENTS = 5_000_000
 KEEP_EVENTS_S = 90 * 86_400.0
 KEEP_SNAPSHOTS = 10
-PRUNE_AT_ONCE = 5_000  # rows per call: some tens of milliseconds for the writer
+PRUNE_AT_ONCE = 20_000  # rows per call: some tens of milliseconds for the writer
 
 _EVENT_COLUMNS = (
     events.c.seq,
@@ -81,7 +81,8 @@ def events_after(
     later = select(*_EVENT_COLUMNS).where(events.c.seq > seq).order_by(events.c.seq).limit(limit)
     if job_id is not None:
         named = or_(jobs.c.id == job_id, jobs.c.array_id == job_id)
-        owner = c.execute(select(jobs.c.user, jobs.c.tenant).where(named).limit(1)).first()  # of all members the same
+        # All members of an array have the same owner.
+        owner: Any = c.execute(select(jobs.c.user, jobs.c.tenant).where(named).limit(1)).first()
         if owner is None or not viewer.sees(owner):
             return []
         return [_event(row) for row in c.execute(later.where(events.c.job_id.in_(select(jobs.c.id).where(named))))]
@@ -98,8 +99,9 @@ def events_after(
     return [_event(row) for row in c.execute(select(merged).order_by(merged.c.seq).limit(limit))]
 
 
-def _event(row: Row[Any]) -> EventRow:
-    return EventRow(*row[:-1], json.loads(row[-1]))
+def _event(row: Any) -> EventRow:
+    *plain, detail = row
+    return EventRow(*plain, detail=json.loads(detail))
 
 
 def prune_events(
@@ -147,7 +149,7 @@ def list_decisions(c: Connection, limit: int = 50, before: int | None = None) ->
     return [_entry(row) for row in c.execute(statement.limit(max(1, limit)))]
 
 
-def _entry(row: Row[Any]) -> JournalEntry:
+def _entry(row: Any) -> JournalEntry:
     return JournalEntry(row.seq, row.time_s, row.kind, json.loads(zlib.decompress(row.body)))
 
 

@@ -55,6 +55,8 @@ def version_of(connection: Connection, path: Path, newest: int) -> int | None:
 
 
 def _create(connection: Connection) -> None:
+    if inspect(connection).get_table_names():
+        return  # another process was faster; the transaction sees what it made
     schema.metadata.create_all(connection)
     connection.execute(schema.schema_version.insert(), {"version": 0})
     connection.execute(schema.counters.insert(), {"name": "job", "value": 0})

@@ -141,7 +141,7 @@ def create_jobs(
     if after_ids := list(dict.fromkeys(after)):
         c.execute(_INSERT_DEPENDENCY, [{"job_id": number, "after_id": after_id} for after_id in after_ids])
     if members[0] is None:
-        values = {"id": number, "array_id": None, "array_index": None, **common}
+        values: dict[str, Any] = {"id": number, "array_id": None, "array_index": None, **common}
         seq = _INSERT_JOB.insert(c, {"spec_id": spec_id, **values})
         return [JobRow(seq=seq, spec=spec_json, **values)]
     c.execute(
@@ -203,8 +203,9 @@ def alive_jobs(c: Connection) -> list[JobRow]:
     return _with_specs(c, c.execute(_ALIVE).all())
 
 
-def _job(row: Row[Any], spec: str) -> JobRow:
-    return JobRow(*row[:-1], spec)
+def _job(row: Any, spec: str) -> JobRow:
+    *plain, _spec_id = row
+    return JobRow(*plain, spec=spec)
 
 
 def _with_specs(c: Connection, rows: Sequence[Row[Any]]) -> list[JobRow]:

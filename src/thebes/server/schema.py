@@ -22,9 +22,9 @@ from sqlalchemy import (
     func,
 )
 
-ALIVE_STATES = ("queued", "held", "starting", "running", "preempting", "suspended")
-TERMINAL_STATES = ("completed", "failed", "cancelled", "timeout")
-STATES = ALIVE_STATES + TERMINAL_STATES
+ALIVE_STATES: tuple[str, ...] = ("queued", "held", "starting", "running", "preempting", "suspended")
+TERMINAL_STATES: tuple[str, ...] = ("completed", "failed", "cancelled", "timeout")
+STATES: tuple[str, ...] = ALIVE_STATES + TERMINAL_STATES
 
 JOURNAL_KINDS = ("snapshot", "input", "decision")
 

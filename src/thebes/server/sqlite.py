@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool, QueuePool
+from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import CompilerElement
 
 from thebes.model.errors import UserError
@@ -128,6 +129,7 @@ class Prepared:
 
     def __init__(self, statement: CompilerElement) -> None:
         compiled = statement.compile(dialect=_DIALECT)
+        assert isinstance(compiled, SQLCompiler)
         self._sql = str(compiled)
         self._names = tuple(compiled.positiontup or ())
 
@@ -239,11 +241,14 @@ def check(connection: Connection, path: Path) -> None:
 def keep_copy(connection: Connection, copy: Path) -> None:
     """A complete copy of the store at this moment, durable before this returns."""
     unfinished = copy.with_name(copy.name + ".tmp")
-    with contextlib.suppress(FileNotFoundError):
-        unfinished.unlink()
+    unfinished.unlink(missing_ok=True)
     os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-    with contextlib.closing(sqlite3.connect(unfinished)) as target:
-        driver(connection).backup(target)
-    with unfinished.open("rb") as file:
-        os.fsync(file.fileno())
-    unfinished.replace(copy)
+    try:
+        with contextlib.closing(sqlite3.connect(unfinished)) as target:
+            driver(connection).backup(target)
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(copy)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)  # the disk may be full of it
+        raise

@@ -7,7 +7,7 @@ ask the tables take a connection first; all are here by name, so callers say `fr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -180,13 +180,13 @@ class Store:
     def change_blocking(
         self, fn: Callable[[Connection], T], *, must: bool = False, timeout_s: float | None = None
     ) -> T:
-        """The same for threads."""
+        """The same for threads. After a TimeoutError the change may still be made."""
         future: Future[T] = Future()
         self._writer.put(Change(fn, must, future, None))
         return future.result(timeout_s)
 
     @contextmanager
-    def read(self) -> Iterator[Connection]:
+    def read(self) -> Generator[Connection, None, None]:
         """A connection that cannot write and sees one moment of the store throughout; writers do not wait for it."""
         try:
             with self._readers.connect() as connection:

@@ -11,13 +11,15 @@ import hmac
 import re
 import secrets
 import time
+from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, bindparam, func, select
 
 from thebes.model.errors import UserError, nearest
 from thebes.server.principal import ROLES, Principal, Role, Viewer
 from thebes.server.rows import TenantRow, TokenRow
 from thebes.server.schema import ALIVE_STATES, jobs, tenants, tokens
+from thebes.server.sqlite import Prepared
 from thebes.server.store_errors import StoreConflict
 
 FORM = re.compile(r"thb_[A-Za-z0-9_-]{43}")
@@ -31,6 +33,9 @@ _TOKEN_COLUMNS = (
     tokens.c.expires_s,
     tokens.c.revoked,
 )
+_INSERT_TOKEN = Prepared(
+    tokens.insert().values({column.name: bindparam(column.name) for column in tokens.c if column.name != "id"})
+)
 
 
 def create_token(
@@ -40,7 +45,7 @@ def create_token(
     if role not in ROLES:
         raise UserError(f"{role!r} is not a role", hint=nearest(str(role), ROLES))
     text = "thb_" + secrets.token_urlsafe(32)
-    values = {
+    values: dict[str, Any] = {
         "user": user,
         "role": role,
         "tenant": tenant,
@@ -48,8 +53,7 @@ def create_token(
         "expires_s": expires_s,
         "revoked": False,
     }
-    number = c.execute(tokens.insert(), {"hash": _hash(text), **values}).inserted_primary_key[0]
-    return text, TokenRow(id=number, **values)
+    return text, TokenRow(id=_INSERT_TOKEN.insert(c, {"hash": _hash(text), **values}), **values)
 
 
 def find_token(c: Connection, text: str, *, now_s: float | None = None) -> TokenRow | None:
