@@ -119,8 +119,8 @@ def trains(accumulate):
     return train
 
 _, whole = incarnations(trains(1), "whole", [])
-steps, resumed = incarnations(trains(1), "resumed", [3, 8, 11, 23])   # 8: the last batch of an epoch
-assert steps == [3, 8, 11, 23], steps
+steps, resumed = incarnations(trains(1), "resumed", [3, 8, 11, 16, 23])   # 8 and 16: the last batch of an epoch
+assert steps == [3, 8, 11, 16, 23], steps
 assert resumed == whole
 _, whole = incarnations(trains(2), "whole-2", [])
 steps, resumed = incarnations(trains(2), "resumed-2", [3, 6])   # the notice comes between two batches of one step

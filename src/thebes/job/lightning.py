@@ -38,7 +38,16 @@ class PreemptionCallback(Callback):
             return
         self._step = step
         job.report(step)
+        # After the last batch of an epoch Lightning's counters are whole only when the epoch has ended.
+        if not trainer.is_last_batch:
+            self._stop_if_asked(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._stop_if_asked(trainer)
+
+    def _stop_if_asked(self, trainer: Any) -> None:
         if job.should_stop_all():
+            step = int(trainer.global_step)
             path = job.checkpoint_dir() / f"step-{step:08d}.ckpt"
             trainer.save_checkpoint(path)
             job.checkpointed(step, path)
