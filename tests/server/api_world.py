@@ -80,6 +80,7 @@ class World:
             raise self._fault
 
     def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.app.state.api.stop_waiting)
         self.server.should_exit = True
         self._thread.join(20.0)
         assert not self._thread.is_alive(), "the server did not stop"
@@ -102,7 +103,7 @@ class World:
         self.controller = Controller(self.store, self.engine, config, instance)
         await self.controller.open()
         self.app = create_app(self.controller, self.store, config, limits=self.limits)
-        settings = uvicorn.Config(self.app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=2)
+        settings = uvicorn.Config(self.app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=10)
         self.server = uvicorn.Server(settings)
         serving = asyncio.create_task(self.server.serve())
         while not self.server.started:

@@ -68,8 +68,13 @@ class Api:
         """A body of this kind; one that is empty stands for all defaults."""
         return parse(kind, await read_body(request, self.limits.body_bytes) or b"{}", what=what)
 
-    async def close(self) -> None:
+    def stop_waiting(self) -> None:
+        """End streams and long polls now, so that the server need not wait for them when it stops."""
         self.closing.set()
+        self.bulletin.ring_all()
+
+    async def close(self) -> None:
+        self.stop_waiting()
         await self.bulletin.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
 

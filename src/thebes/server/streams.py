@@ -50,6 +50,10 @@ class Bulletin:
             if not self._waiting[job_id]:
                 del self._waiting[job_id]
 
+    def ring_all(self) -> None:
+        """Everybody shall look again."""
+        self._ring(list(self._waiting))
+
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -62,7 +66,7 @@ class Bulletin:
                 change = await queue.get()
                 if change.get("kind") == "lagged":
                     queue = self._changes.subscribe()
-                    self._ring(list(self._waiting))
+                    self.ring_all()
                 elif job_id := change.get("job_id"):
                     self._ring([job_id, job_id.partition("_")[0]])
         finally:
@@ -103,9 +107,8 @@ async def event_stream(
             if len(page) < PAGE:
                 break
         while not closing.is_set():
-            try:
-                event = await asyncio.wait_for(queue.get(), KEEP_ALIVE_S)
-            except TimeoutError:
+            event = await _next(queue, closing)
+            if event is None:
                 yield b": still here\n\n"
                 continue
             if event.get("kind") == "lagged":
@@ -115,6 +118,19 @@ async def event_stream(
                 yield _frame(event)
     finally:
         changes.unsubscribe(queue)
+
+
+async def _next(queue: asyncio.Queue[dict[str, Any]], closing: asyncio.Event) -> dict[str, Any] | None:
+    """The next event; None when none came for a while, or when the server closes."""
+    if not queue.empty():
+        return queue.get_nowait()
+    waiting = [asyncio.ensure_future(queue.get()), asyncio.ensure_future(closing.wait())]
+    try:
+        await asyncio.wait(waiting, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+        return waiting[0].result() if waiting[0].done() else None  # type: ignore[return-value]
+    finally:
+        for task in waiting:
+            task.cancel()
 
 
 def visible(event: Mapping[str, Any], viewer: Viewer) -> bool:
