@@ -1,0 +1,283 @@
+"""kill -9 at random points of a running workload, by seed: nothing acknowledged is lost, nothing runs twice at once.
+
+A round picks a victim and an instant while real jobs run, are preempted, cancelled and held; it kills, and measures how
+long it takes until the controller answers with all its agents. The cluster then goes on with the same jobs. At the end
+the books are balanced: states, lines that the jobs wrote themselves, processes, GPUs, and the journal replayed.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_cluster import FaultCluster, fault_cluster, overload, until
+from faulty_job import FAILS_WITH
+
+from thebes.client import Client, ServerError
+from thebes.model.errors import UserError
+from thebes.node.keeper import start_keeper
+from thebes.server.replay import replay_store
+
+RECOVERY_S = 5.0
+VICTIMS = {"controller": 6, "agent": 5, "supervisor": 5, "job": 4, "keeper": 2, "standby": 2, "nursery": 1}
+KINDS = {"plain": 6, "careless": 3, "daemon": 3, "fails": 2, "chatty": 2, "deaf": 1}
+AT_ONCE = 14  # jobs that are kept waiting or running
+TERMINAL = ("completed", "failed", "cancelled", "timeout")
+
+
+@dataclass
+class Known:
+    """What the test knows of a job that was acknowledged."""
+
+    key: str
+    kind: str
+    gpus: int
+    steps: int
+    cancelled: bool = False  # a cancel was acknowledged
+    perhaps_cancelled: bool = False  # a cancel may have been done: no answer came
+
+
+@dataclass
+class Workload:
+    """Submits, and meddles, from a thread of its own until told to stop."""
+
+    cluster: FaultCluster
+    folder: Path
+    seed: int
+    jobs: dict[str, Known] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
+    errors: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(f"workload {self.seed}")
+        self.client = Client(dir=self.cluster.instance.dir)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.number = 0
+
+    def _run(self) -> None:
+        while not self.stop.is_set():
+            try:
+                alive = [job["id"] for job in self.client.jobs(state=["queued", "held", "starting", "running",
+                                                                       "preempting", "suspended"])]  # fmt: skip
+                if len(alive) < AT_ONCE:
+                    self.submit()
+                elif self.random.random() < 0.3:
+                    self.meddle(self.random.choice(alive))
+            except Exception as error:  # told at the end; the thread goes on
+                self.errors.append(f"{type(error).__name__}: {error}")
+            self.stop.wait(0.05)
+
+    def submit(self) -> None:
+        choose, self.number = self.random, self.number + 1
+        key = f"w{self.seed}-{self.number}"
+        kind = choose.choices(list(KINDS), list(KINDS.values()))[0]
+        gpus = choose.choice((1, 1, 1, 2, 3))
+        steps = choose.randint(1, 30)
+        fields: dict[str, Any] = {
+            "gpus": gpus,
+            "name": key,
+            "priority": choose.choice((0, 0, 0, 5, 10)),
+            "max_retries": 0 if kind == "fails" else 1000,
+            "mechanism": choose.choice(("auto", "auto", "freeze", "checkpoint")),
+            "workdir": "/",
+            "env": {"FAULTY_KIND": kind},
+        }
+        if kind in ("careless", "deaf"):
+            steps = choose.randint(1, 12)  # it begins anew each time: it must be able to get through
+        if choose.random() < 0.2 and gpus > 1:
+            fields["ranks_per_node"] = 1
+        known = Known(key, kind, gpus, steps)
+        command = self.cluster.job_command(self.folder, key, kind, steps, 0.05)
+        job = self.client.submit(command, key=key, **fields)
+        self.jobs[job.id] = known
+
+    def meddle(self, job_id: str) -> None:
+        """cancel, preempt, hold or release; a refusal is an answer, and so is a repeat of what was done before."""
+        what = self.random.choice(("preempt", "preempt", "hold", "cancel"))
+        if job_id in self.held:
+            what = "release"
+        known = self.jobs.get(job_id)
+        if known is None:  # acknowledged only now
+            return
+        try:
+            if what == "cancel":
+                known.perhaps_cancelled = True
+            getattr(self.client, what)(job_id)
+            known.cancelled = known.cancelled or what == "cancel"
+        except ServerError as error:
+            if error.status not in (0, 404, 409):
+                raise
+        if what == "hold":
+            self.held.add(job_id)
+        elif what == "release":
+            self.held.discard(job_id)
+
+    def finish(self) -> None:
+        self.stop.set()
+        self.thread.join(60.0)
+        for job_id in sorted(self.held):
+            with suppress(UserError):
+                self.client.release(job_id)
+
+
+@dataclass
+class Round:
+    victim: str
+    seconds: float
+    load: float
+
+    @property
+    def limit_s(self) -> float:
+        return RECOVERY_S * max(1.0, self.load)
+
+
+def one_round(cluster: FaultCluster, choose: random.Random) -> Round | None:
+    """Kill somebody; None if the chosen one was not there."""
+    kind = choose.choices(list(VICTIMS), list(VICTIMS.values()))[0]
+    time.sleep(choose.random() * 0.3)
+    node = choose.choice(cluster.nodes)
+    pid: int | None
+    if kind in ("supervisor", "job"):
+        found = cluster.supervisors() if kind == "supervisor" else mortal_jobs(cluster)
+        pid = choose.choice(sorted(found)) if found else None
+    elif kind == "nursery":
+        pid = cluster.nursery(node)
+    else:
+        pid = cluster.pid(f"agent-{node}" if kind == "agent" else kind)
+    if pid is None or not cluster.kill(pid):
+        return None
+    killed_s, load = time.monotonic(), overload()
+    if kind == "keeper":
+        with suppress(OSError):
+            start_keeper(cluster.instance)  # as `thebes up` does
+    until(cluster.answers, f"the cluster answers after kill -9 of the {kind}", 60.0)
+    return Round(kind, time.monotonic() - killed_s, max(load, overload()))
+
+
+def mortal_jobs(cluster: FaultCluster) -> list[int]:
+    """Processes of jobs that have retries: whoever is to fail by design shall fail by design."""
+    return [pid for pid, env in cluster.of_jobs().items() if env.get("FAULTY_KIND") != "fails"]
+
+
+def balance(cluster: FaultCluster, work: Workload, folder: Path) -> Counter[str]:
+    """Everything that must hold when all jobs have ended."""
+    rows = {job["id"]: job for job in cluster.client.jobs()}
+    missing = set(work.jobs) - set(rows)
+    assert not missing, f"acknowledged and lost: {sorted(missing)}"
+    names = Counter(row["name"] for row in rows.values())
+    assert not [name for name, count in names.items() if count > 1], "a submit was done twice"
+    for job_id, known in work.jobs.items():
+        check_job(known, rows[job_id], (folder / f"{known.key}.log"))
+    until(lambda: not cluster.of_jobs(), "no process of any job lives", 10.0)
+    assert not cluster.supervisors()
+    for node in cluster.client.nodes():
+        assert node["gpus_busy"] == 0, f"GPUs are held by nobody: {node}"
+    replayed = replay_store(cluster.instance.dir)
+    assert replayed
+    assert all(one.same for one in replayed), [one for one in replayed if not one.same][:3]
+    return Counter(row["state"] for row in rows.values())
+
+
+def check_job(known: Known, row: dict[str, Any], diary: Path) -> None:
+    lines = [line.split() for line in diary.read_text().splitlines()] if diary.exists() else []
+    told = f"{known} {row['state']} {row['reason']}: {lines[-12:]}"
+    assert not [line for line in lines if line[0] == "DOUBLE"], f"two incarnations at once: {told}"
+    starts = Counter((line[-2], line[-1]) for line in lines if line[0] == "start")
+    assert all(count == 1 for count in starts.values()), f"an incarnation was started twice: {told}"
+    if known.cancelled:
+        assert row["state"] == "cancelled", told
+    elif known.perhaps_cancelled and row["state"] == "cancelled":
+        pass
+    elif known.kind == "fails":
+        assert (row["state"], row["exit_code"]) == ("failed", FAILS_WITH), told
+        assert any(line[0] == "fail" for line in lines), told
+    else:
+        assert row["state"] == "completed", told
+        # A rank may have reached its end when another one, or the supervisor, was killed before the result was written.
+        last = str(max(int(line[-2]) for line in lines))
+        began, reached = (
+            {line[-1] for line in lines if line[0] == word and line[-2] == last} for word in ("start", "end")
+        )
+        assert began == reached, f"it did not reach its end: {told}"
+    saved = 0
+    for line in lines:  # what was saved is never done again
+        if line[0] == "saved":
+            saved = max(saved, int(line[1]))
+        elif line[0] == "start" and known.kind in ("plain", "daemon", "chatty"):
+            assert int(line[1]) >= saved, f"saved work was lost: {told}"
+
+
+def run_rounds(tmp_path: Path, seed: int, rounds: int, **options: Any) -> tuple[list[Round], Counter[str], int]:
+    choose = random.Random(f"kills {seed}")
+    folder = tmp_path / "diaries"
+    folder.mkdir()
+    with fault_cluster(tmp_path / "i", grace_s=2.0, **options) as cluster:
+        work = Workload(cluster, folder, seed)
+        try:
+            work.thread.start()
+            until(lambda: len(work.jobs) >= 5, "the workload begins")
+            done: list[Round] = []
+            deadline = time.monotonic() + 20.0 * rounds
+            while len(done) < rounds and time.monotonic() < deadline:
+                one = one_round(cluster, choose)
+                done += [one] if one else []
+            work.finish()
+            until(
+                lambda: not any(job["state"] not in TERMINAL for job in cluster.client.jobs()),
+                "all jobs end",
+                120.0 * overload(),
+                0.2,
+            )
+            assert not work.errors, work.errors
+            states = balance(cluster, work, folder)
+        except BaseException:
+            print(cluster.logs())
+            raise
+        finally:
+            work.stop.set()
+            work.client.close()
+    assert not cluster.of_instance(), "the cluster has not gone down"
+    late = [one for one in done if one.seconds > one.limit_s]
+    assert not late, f"recovery took too long: {late}"
+    assert len(done) == rounds
+    return done, states, len(work.jobs)
+
+
+def tell(capsys: pytest.CaptureFixture[str], seed: int, done: list[Round], states: Counter[str], jobs: int) -> None:
+    worst = {kind: max(one.seconds for one in done if one.victim == kind) for kind in {one.victim for one in done}}
+    load = max(one.load for one in done)
+    with capsys.disabled():
+        told = ", ".join(f"{kind} {seconds:.2f} s" for kind, seconds in sorted(worst.items()))
+        print(f"\nkills seed {seed}: {len(done)} rounds, {jobs} jobs {dict(states)}; worst recovery: {told}", end="")
+        print(f" (overloaded: up to {load:.1f} processes per core)" if load > 1.5 else "", end=" ", flush=True)
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Any:
+    return lambda *args: tell(capsys, *args)
+
+
+def test_a_dozen_kills(tmp_path: Path, told: Any) -> None:
+    told(0, *run_rounds(tmp_path, 0, 12, virtual_gpus=3, nodes=2))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("seed", "options"),
+    [
+        (1, {"virtual_gpus": 4, "nodes": 2}),
+        (2, {"virtual_gpus": 4, "nodes": 1, "policy": "las"}),
+        (3, {"virtual_gpus": 2, "nodes": 3, "policy": "fifo"}),
+        (4, {"virtual_gpus": 3, "nodes": 2}),
+    ],
+)
+def test_two_hundred_kills(tmp_path: Path, told: Any, seed: int, options: dict[str, Any]) -> None:
+    told(seed, *run_rounds(tmp_path, seed, 52, **options))
