@@ -371,6 +371,16 @@ def test_a_folder_that_cannot_be_written_is_told(thebes: Callable[..., Any], tmp
     assert "--dir" in ran.err
 
 
+def test_a_cluster_of_another_machine_in_a_shared_folder_is_left_to_it(cluster: Cluster) -> None:
+    cluster.instance.create()
+    with cluster.instance.hold_lock("keeper") as lock:
+        os.pwrite(lock.fd, b"999999999\n", 0)  # a pid that is not here, as on a network file system
+        for command in ("up", "down"):
+            ran = cluster.run(command)
+            assert ran.code == 2
+            assert "runs on another machine (pid 999999999 is not here)" in ran.err
+
+
 def test_status_without_an_instance(cluster: Cluster) -> None:
     ran = cluster.run("status")
     assert ran.code == 2
@@ -429,7 +439,7 @@ def test_what_becomes_of_jobs_when_the_cluster_goes_down(cluster: Cluster, tmp_p
     assert time.monotonic() - began < 10.0
     assert f"job {job}  " in ran.out
     assert not list(cluster.instance.live_attempts())
-    assert waiting not in ran.out
+    assert f"job {waiting}  " not in ran.out
 
 
 def test_down_takes_one_wish_at_a_time(cluster: Cluster) -> None:

@@ -14,7 +14,8 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,6 +32,7 @@ NO_SPACE = 100 << 20
 ENOUGH_FILES = 4096
 ENOUGH_PROCESSES = 2048
 SUSPICIOUS_CLOCK_S = 5.0
+LOGIND = ("/etc/systemd/logind.conf", "/usr/lib/systemd/logind.conf.d/*.conf", "/etc/systemd/logind.conf.d/*.conf")
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "9p", "ceph", "beegfs"})
 
 
@@ -265,6 +267,34 @@ def _cgroup_number(name: str) -> int | None:
     return min(found, default=None)
 
 
+def check_logout(instance: Instance) -> Iterator[Finding]:
+    """On some machines systemd ends everything of a user who logs out."""
+    from thebes.server.main import user_name
+
+    user = user_name()
+    if os.geteuid() == 0 or not _kills_at_logout(LOGIND) or Path(f"/var/lib/systemd/linger/{user}").exists():
+        yield Finding("log-out", "ok", "the cluster outlives your session")
+        return
+    yield Finding(
+        "log-out",
+        "warning",
+        "systemd here ends all processes of a user who logs out: the cluster and its jobs, too",
+        "loginctl enable-linger, before `thebes up`",
+    )
+
+
+def _kills_at_logout(files: Sequence[str]) -> bool:
+    """What logind's configuration says last about KillUserProcesses; no is its default."""
+    answer = "no"
+    for pattern in files:
+        for path in sorted(Path("/").glob(pattern.lstrip("/"))):
+            with suppress(OSError):
+                for line in path.read_text(errors="replace").splitlines():
+                    key, _, value = line.partition("=")
+                    answer = value.strip().lower() if key.strip() == "KillUserProcesses" else answer
+    return answer in ("yes", "true", "on", "1")
+
+
 def check_config(instance: Instance) -> Iterator[Finding]:
     if not instance.exists:
         yield Finding("instance", "ok", "none here yet: `thebes up` makes one")
@@ -347,6 +377,7 @@ _CHECKS: dict[str, Callable[[Instance], Iterator[Finding]]] = {
     "disk": check_disk,
     "clock": check_clock,
     "limits": check_limits,
+    "log-out": check_logout,
     "instance": check_config,
     "running": check_processes,
     "port": check_port,

@@ -159,6 +159,7 @@ def bring_up(
     """
     instance.create()
     with _alone(instance):
+        _check_here(instance)
         saved = load(instance.config) if instance.exists else None
         wanted = wanted_config(saved, options)
         running = saved is not None and bool(living_parts(instance))
@@ -181,6 +182,16 @@ def bring_up(
                 _restore(instance, saved, wanted)
             raise
     return Brought(wanted, url, was_up)
+
+
+def _check_here(instance: Instance) -> None:
+    """A folder on a network file system may be seen by several machines; locks are, processes are not."""
+    strangers = [pid for pid in living_parts(instance).values() if not Path(f"/proc/{pid}").exists()]
+    if strangers:
+        raise UserError(
+            f"the cluster in {instance.dir} runs on another machine (pid {strangers[0]} is not here)",
+            hint="log in there; or choose a folder on a local disk with --dir or THEBES_DIR",
+        )
 
 
 def _refuse_change(instance: Instance, saved: Config, wanted: Config, running: bool) -> None:
@@ -311,6 +322,7 @@ def take_down(instance: Instance, mode: Mode, tell: Tell) -> list[Ending]:
     if not instance.dir.is_dir() or not instance.run.is_dir():
         raise UserError(f"there is no instance in {instance.dir}", hint="name its folder with --dir or THEBES_DIR")
     with _alone(instance):
+        _check_here(instance)
         endings = _end_through_controller(instance, mode, tell) if living_parts(instance) else []
         for name in stop_instance(instance, agent_names(instance)):
             tell(f"{name} did not stop by itself and was killed")

@@ -152,6 +152,7 @@ def _uvicorn_config(app: Any, config: Config) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         date_header=False,
+        proxy_headers=False,
         lifespan="auto",
         ws="none",
         timeout_graceful_shutdown=LAST_ANSWERS_S,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from thebes.policy import Policy
 
 YOUNG_S = 5.0
+PAUSE_S = 0.1
 YOUNG_CRASHES = 3  # in a row: then the keeper, who waits longer and longer, shall start from the beginning
 PATIENCE_S = 9.0  # for the controller to stop; the keeper gives us a little more
 
@@ -94,10 +95,13 @@ class Standby:
                 break
             if code in (EXIT_MISTAKE, EXIT_PORT_TAKEN):
                 return code
+            young = time.monotonic() - began_s < YOUNG_S
             killed = code in (EXIT_STOPPED, EXIT_HELD, -signal.SIGKILL)  # by somebody: no fault of its own
-            crashes = 0 if killed or time.monotonic() - began_s > YOUNG_S else crashes + 1
+            crashes = crashes + 1 if young and not killed else 0
             if crashes >= YOUNG_CRASHES:
                 return 1
+            if young:
+                self._pause()
         return EXIT_STOPPED
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -136,6 +140,12 @@ class Standby:
             with suppress(BaseException):
                 sys.stderr.flush()
             os._exit(code)
+
+    def _pause(self) -> None:
+        """A moment between two short lives, so that an endless row of them leaves the machine to others."""
+        poll = select.poll()
+        poll.register(self.wake, select.POLLIN)
+        poll.poll(PAUSE_S * 1000)
 
     def _wait(self, pidfd: int) -> None:
         poll = select.poll()
