@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from attempts import Job, environment, wait_until
+from attempts import ROOT, Job, environment, wait_until
 
 LOOP = """
 import sys, time
@@ -125,6 +125,18 @@ job.exit_preempted()
     assert ended(process)[0] == 85
     assert made.remember() == 5
     assert Path(made.told).stat().st_size == 50
+
+
+def test_the_script_of_the_guide_takes_part(made: Job) -> None:
+    guide = (ROOT / "docs" / "preemption.md").read_text(encoding="utf-8")
+    script = guide.split("```python\n")[1].split("```")[0]
+    (made.attempt / "notice").touch()  # as the guide does it by hand
+    code, output = ended(made.start("-c", script))
+    assert code == 85, output
+    assert made.remember() == 0
+    made.next_attempt()
+    assert ended(made.start("-c", script)) == (0, "")
+    assert made.read("progress") | {"step": 1000, "first_step": 1} == made.read("progress")
 
 
 def test_the_last_report_is_written_at_the_end(made: Job) -> None:
