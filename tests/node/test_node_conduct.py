@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thebes.node import supervisor
@@ -27,9 +28,9 @@ def names(instructions: list[tuple[Any, ...]]) -> list[str]:
 def test_a_rank_that_ends_by_itself_ends_the_attempt_when_nobody_is_left() -> None:
     conduct = running()
     assert names(conduct.rank_ended(110.0, 0, 0)) == ["kill"]  # daemons
-    assert conduct.record(110.0)["state"] == "running"
+    assert conduct.record()["state"] == "running"
     assert names(conduct.empty(111.0)) == ["state"]
-    found = conduct.record(111.0)
+    found = conduct.record()
     assert (found["state"], found["cause"], found["codes"], found["run_s"]) == ("exited", "exit", {0: 0}, 10.0)
 
 
@@ -107,7 +108,7 @@ def test_frozen_time_counts_neither_as_run_time_nor_towards_the_limit() -> None:
     assert conduct.next_s() == 130.0
     assert conduct.command(110.0, ["freeze"]) == [("stop",), ("state",)]
     assert conduct.next_s() is None
-    assert conduct.record(500.0)["state"] == "frozen"
+    assert conduct.record()["state"] == "frozen"
     assert conduct.command(600.0, ["freeze"]) == []
     assert conduct.command(1000.0, ["thaw"]) == [("cont",), ("state",)]
     assert conduct.run_s(1005.0) == 15.0
@@ -117,7 +118,7 @@ def test_frozen_time_counts_neither_as_run_time_nor_towards_the_limit() -> None:
 def test_suspended_by_the_driver_stops_the_clock_and_no_process() -> None:
     conduct = running()
     assert conduct.command(110.0, ["park"]) == [("state",)]
-    assert conduct.record(120.0)["state"] == "suspended"
+    assert conduct.record()["state"] == "suspended"
     assert conduct.command(130.0, ["unpark"]) == [("state",)]
     assert conduct.run_s(131.0) == 11.0
 
@@ -164,7 +165,7 @@ def test_an_abort_is_a_launch_failure_with_its_reason() -> None:
     assert conduct.command(100.0, ["abort", "node", "n1:", "no", "room"]) == [("kill",)]
     conduct.rank_ended(100.1, 0, -9)
     conduct.empty(100.1)
-    found = conduct.record(100.1)
+    found = conduct.record()
     assert (found["cause"], found["detail"]) == ("launch-failed", "node n1: no room")
 
 
@@ -256,15 +257,15 @@ def test_a_quiet_log_is_not_looked_at_and_a_busy_one_often(tmp_path: Path) -> No
 # JSON ----------------------------------------------------------------------------------------------------------------
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.dictionaries(st.text(), inner),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
 )
 
 
-@given(st.dictionaries(st.text(), VALUES))
+@settings(max_examples=30)
+@given(st.dictionaries(st.text(max_size=8), VALUES, max_size=4))
 def test_what_the_supervisor_writes_is_json_and_it_reads_what_json_writes(value: dict[str, Any]) -> None:
-    import json
-
     assert json.loads(supervisor.dump(value)) == value
     assert supervisor.parse(json.dumps(value)) == value
     assert supervisor.parse(json.dumps(value, indent=2, ensure_ascii=False)) == value

@@ -41,7 +41,7 @@ from thebes.node import launch as launching
 from thebes.node import processes, suspend
 from thebes.node.attempt import AttemptDir, Rate, lost_state, make_report, read_log
 from thebes.node.clock import boot_id, boot_s
-from thebes.node.instance import Instance, JsonLines, LockHeld, write_json
+from thebes.node.instance import Instance, JsonLines, LockHeld, explain, write_json
 from thebes.node.log_steps import LogSteps, TooSlow
 
 STARTED_WITHIN_S = 10.0
@@ -175,7 +175,7 @@ class Agent:
             if attempt.alive and not self._watch(attempt):
                 self._vanish(attempt)
             elif attempt.alive:
-                self._follow_log(attempt, from_end=True)
+                self._follow_log(attempt, adopted=True)
                 self.some_alive.set()
                 if (folder.path / "cuda").exists() and attempt.state.get("state") == "running":
                     self._spawn(self._undo_cuda(attempt))
@@ -354,13 +354,15 @@ class Agent:
         if before is None or replace(before, run_s=0.0) != replace(now, run_s=0.0):
             self._push({"push": "report", "report": wire.report_to_dict(now)})
 
-    def _follow_log(self, attempt: Attempt, *, from_end: bool = False) -> None:
+    def _follow_log(self, attempt: Attempt, *, adopted: bool = False) -> None:
         launch = attempt.dir.launch()
+        if adopted:
+            with suppress(KeyError, ValueError):
+                self.ports[attempt.key] = int(launch["env"]["MASTER_PORT"])
         if launch.get("progress_pattern") and launch.get("ranks"):
             path = attempt.dir.log(launch["ranks"][0]["rank"])
-            attempt.steps = LogSteps(path, launch["progress_pattern"], from_end=from_end)
-            if attempt.report and attempt.report.first_step_s is not None and attempt.report.step is not None:
-                attempt.first_step = attempt.report.step, attempt.report.first_step_s
+            attempt.steps = LogSteps(path, launch["progress_pattern"], from_end=adopted)
+            attempt.first_step = attempt.dir.first_step()
 
     def _read_steps(self, attempt: Attempt) -> None:
         """Steps from log lines go where those of the library go."""
@@ -506,20 +508,16 @@ class Agent:
             master_addr=request.get("master_addr") or "127.0.0.1",
             master_port=port,
         )
+        await asyncio.to_thread(self._write_attempt, folder, part, launch.checkpoint_dir)
         attempt = Attempt(folder)
         self.attempts[attempt.key] = attempt  # from now on pokes are heard
         self.ports[attempt.key] = port
-        try:
-            attempt.pid = await asyncio.to_thread(self._launch_supervisor, folder, part)
-        except BaseException:
-            del self.attempts[attempt.key]
-            self.ports.pop(attempt.key, None)
-            with suppress(OSError):
-                shutil.rmtree(folder.path)
-                (self.open_dir / folder.name).unlink(missing_ok=True)
-            raise
         self.some_alive.set()
-        if not self._watch(attempt):
+        try:
+            attempt.pid = await asyncio.to_thread(self._spawn_supervisor, folder)
+        except OSError as error:
+            self.log.write("no supervisor", node=self.node, attempt=folder.name, error=str(error))
+        if not attempt.pid or not self._watch(attempt):
             self._vanish(attempt)
         self._follow_log(attempt)
         await self._until(attempt, lambda: bool(attempt.state), STARTED_WITHIN_S)
@@ -533,18 +531,27 @@ class Agent:
         )
         return attempt
 
-    def _launch_supervisor(self, folder: AttemptDir, part: launching.PartLaunch) -> int:
-        """Write everything down, then start it; its pid. In a thread."""
+    def _write_attempt(self, folder: AttemptDir, part: launching.PartLaunch, checkpoint_dir: str) -> None:
+        """All that the supervisor needs; nothing stays if it cannot be written. In a thread."""
         path = folder.path
-        (self.open_dir / folder.name).touch(mode=0o600)
-        path.mkdir(mode=0o700, exist_ok=True)
-        fd = os.open(path / "launch.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            json.dump(part.as_dict(), file)
-        with suppress(FileExistsError):
-            os.mkfifo(path / "ctl", 0o600)
+        try:
+            if checkpoint_dir:
+                Path(checkpoint_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+            fd = os.open(path / "launch.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "w") as file:
+                json.dump(part.as_dict(), file)
+            with suppress(FileExistsError):
+                os.mkfifo(path / "ctl", 0o600)
+            (self.open_dir / folder.name).touch(mode=0o600)
+        except OSError as error:
+            shutil.rmtree(path, ignore_errors=True)
+            raise explain(error, path, "cannot be written") from error
+
+    def _spawn_supervisor(self, folder: AttemptDir) -> int:
+        """Its pid. In a thread."""
         with self.spawning:
-            pid = self.nursery.spawn(path)
+            pid = self.nursery.spawn(folder.path)
             self.supervisors.add(pid)
         return pid
 
@@ -611,13 +618,15 @@ class Agent:
         async with attempt.busy:
             if attempt.state.get("state") == wanted:
                 return attempt.took.get("suspend_took_s", 0.0)
+            if (attempt.dir.path / "notice").exists():
+                raise Refused(f"job {attempt.dir.job_id} has been told to end and cannot be suspended")
             begun_s = boot_s()
             if mechanism == "cuda":
                 await self._suspend_cuda(attempt)
             attempt.dir.command("freeze" if mechanism == "freeze" else "park")
             await self._until(attempt, lambda: attempt.state.get("state") in (wanted, "exited"), FROZEN_WITHIN_S)
             if attempt.state.get("state") != wanted:
-                raise Refused(f"job {attempt.dir.job_id} is ending and cannot be suspended")
+                raise Refused(f"job {attempt.dir.job_id} is ending and could not be suspended")
             attempt.took["suspend_took_s"] = boot_s() - begun_s
             self._tell(attempt)
             self.log.write(
@@ -632,9 +641,10 @@ class Agent:
     async def _suspend_cuda(self, attempt: Attempt) -> None:
         # Killed from here on, the next agent finds the mark and brings the process back.
         mark = attempt.dir.path / "cuda"
-        mark.write_text("")
+        pids = processes.descendants(attempt.pid)
         try:
-            await asyncio.to_thread(suspend.suspend_cuda, processes.descendants(attempt.pid))
+            mark.write_text(json.dumps(await asyncio.to_thread(suspend.cuda_needs, pids)))
+            await asyncio.to_thread(suspend.suspend_cuda, pids)
         except Refused:
             mark.unlink(missing_ok=True)
             raise
@@ -670,7 +680,7 @@ class Agent:
 
     async def _resume_cuda(self, attempt: Attempt) -> None:
         try:
-            await asyncio.to_thread(suspend.resume_cuda, processes.descendants(attempt.pid))
+            await asyncio.to_thread(suspend.resume_cuda, processes.descendants(attempt.pid), attempt.dir.cuda_needs())
         except suspend.Broken as error:
             await self._remove(attempt)
             raise Refused(f"{error}; it was killed") from None
@@ -679,7 +689,8 @@ class Agent:
         """An earlier agent was killed in the middle of a suspend or resume: the job runs again, or it is ended."""
         async with attempt.busy:
             try:
-                await asyncio.to_thread(suspend.resume_cuda, processes.descendants(attempt.pid))
+                pids = processes.descendants(attempt.pid)
+                await asyncio.to_thread(suspend.resume_cuda, pids, attempt.dir.cuda_needs())
                 (attempt.dir.path / "cuda").unlink(missing_ok=True)
             except (Refused, suspend.Broken) as error:
                 self.log.write("cuda resume failed", node=self.node, attempt=attempt.dir.name, error=str(error))

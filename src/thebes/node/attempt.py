@@ -63,6 +63,17 @@ class AttemptDir:
     def launch(self) -> dict[str, Any]:
         return _object(self.path / "launch.json", limit_bytes=16 << 20)
 
+    def first_step(self) -> tuple[int, float] | None:
+        """The first step that was reported, and when."""
+        found = _object(self.path / "progress")
+        step, at_s = _int(found.get("first_step")), _float(found.get("first_at_s"))
+        return None if step is None or at_s is None else (step, at_s)
+
+    def cuda_needs(self) -> dict[str, int] | None:
+        """GPU memory that a process suspended by the driver needs to come back, by GPU."""
+        found = _object(self.path / "cuda")
+        return {str(gpu): int(size) for gpu, size in found.items()} if found else None
+
     def state(self) -> dict[str, Any]:
         """state.json, its times moved to this boot; {} if there is none."""
         found = _object(self.path / "state.json", limit_bytes=16 << 20)

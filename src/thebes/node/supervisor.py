@@ -44,6 +44,13 @@ from _signal import (
 
 import ctypes  # isort: skip  (0.4 MB and 3 ms: the only way to prctl)
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    Instruction = tuple[Any, ...]
+
 PREEMPTED = 85
 FAILING_S = 5.0  # between SIGTERM and SIGKILL for the others, when one rank has failed
 TERM_MARGIN_S = 5.0  # SIGTERM so long before the deadline of a notice, or a quarter of the grace if that is less
@@ -60,46 +67,46 @@ class Conduct:
     ("state",)                       write state.json
     """
 
-    def __init__(self, ranks, grace_s, limit_s):
+    def __init__(self, ranks: Iterable[int], grace_s: float, limit_s: float | None) -> None:
         self.left = set(ranks)  # ranks that have not ended
         self.grace_s = grace_s
         self.limit_s = limit_s
         self.state = "starting"
-        self.codes = {}
+        self.codes: dict[int, int] = {}
         self.detail = ""
         self.ending = ""  # why it ends: notice, timeout, failing, killed, launch-failed
         self.signalled = False  # we have sent SIGTERM or SIGKILL
-        self.started_s = None
-        self.since_s = None  # when the present state began
-        self.exited_s = None
+        self.started_s: float | None = None
+        self.since_s = 0.0  # when the present state began
+        self.exited_s: float | None = None
         self.ran_s = 0.0  # up to since_s
-        self.term_at = None
-        self.kill_at = None
-        self.usr1_at = None
+        self.term_at: float | None = None
+        self.kill_at: float | None = None
+        self.usr1_at: float | None = None
         self.kills = 0
 
     # Time
 
-    def run_s(self, now):
+    def run_s(self, now: float) -> float:
         return self.ran_s + (max(0.0, now - self.since_s) if self.state == "running" else 0.0)
 
-    def _enter(self, state, now):
+    def _enter(self, state: str, now: float) -> None:
         self.ran_s = self.run_s(now)
         self.state = state
         self.since_s = now
 
-    def limit_at(self):
+    def limit_at(self) -> float | None:
         if self.state != "running" or self.limit_s is None or self.ending:
             return None
         return self.since_s + self.limit_s - self.ran_s
 
-    def next_s(self):
+    def next_s(self) -> float | None:
         """The next instant at which something happens by itself."""
         times = [at for at in (self.limit_at(), self.term_at, self.kill_at, self.usr1_at) if at is not None]
         return min(times) if times and self.state != "exited" else None
 
-    def tick(self, now):
-        todo = []
+    def tick(self, now: float) -> list[Instruction]:
+        todo: list[Instruction] = []
         limit_at = self.limit_at()
         if limit_at is not None and limit_at <= now:
             todo += self._notice(now, self.grace_s, "timeout")
@@ -117,18 +124,18 @@ class Conduct:
 
     # Events
 
-    def started(self, now):
+    def started(self, now: float) -> list[Instruction]:
         self.started_s = now
         self._enter("running", now)
         return [("state",)]
 
-    def not_started(self, now, detail):
+    def not_started(self, now: float, detail: str) -> list[Instruction]:
         """A rank could not be started: those before it go, and that is the result."""
         self.ending = "launch-failed"
         self.detail = detail
         return self._kill(now)
 
-    def rank_ended(self, now, rank, code):
+    def rank_ended(self, now: float, rank: int, code: int) -> list[Instruction]:
         self.left.discard(rank)
         self.codes[rank] = code
         if not self.left:
@@ -142,7 +149,7 @@ class Conduct:
             return self._thaw(now)
         return []
 
-    def empty(self, now):
+    def empty(self, now: float) -> list[Instruction]:
         """No process is left."""
         if self.left and self.ending != "launch-failed":
             return []
@@ -150,7 +157,7 @@ class Conduct:
         self.exited_s = now
         return [("state",)]
 
-    def command(self, now, words):
+    def command(self, now: float, words: list[str]) -> list[Instruction]:
         """A line of the control FIFO. Repeats are harmless; what cannot be understood is left alone."""
         if self.state in ("exited", "ending") or not words:
             return []
@@ -192,7 +199,7 @@ class Conduct:
 
     # Steps
 
-    def _notice(self, now, grace_s, why):
+    def _notice(self, now: float, grace_s: float, why: str) -> list[Instruction]:
         if self.ending in ("failing", "killed", "launch-failed"):
             return []
         deadline = now + grace_s
@@ -204,16 +211,16 @@ class Conduct:
         self.usr1_at = now + 1.0
         return [*self._thaw(now), ("notice", deadline, grace_s), ("usr1",)]
 
-    def _thaw(self, now):
+    def _thaw(self, now: float) -> list[Instruction]:
         if self.state != "frozen":
             return []
         self._enter("running", now)
         return [("cont",), ("state",)]
 
-    def _kill_by(self, at):
+    def _kill_by(self, at: float) -> None:
         self.kill_at = at if self.kill_at is None else min(self.kill_at, at)
 
-    def _kill(self, now):
+    def _kill(self, now: float) -> list[Instruction]:
         """Everybody, and again until nobody is left: a process may fork while it is being killed."""
         self.signalled = self.signalled or bool(self.left)
         self.term_at = self.usr1_at = None
@@ -223,7 +230,7 @@ class Conduct:
 
     # Result
 
-    def cause(self):
+    def cause(self) -> str:
         codes = set(self.codes.values())
         if self.ending == "launch-failed":
             return "launch-failed"
@@ -235,9 +242,9 @@ class Conduct:
             return "killed"
         return "exit"
 
-    def record(self, now):
+    def record(self) -> dict[str, Any]:
         """What goes into state.json, beside the pids."""
-        found = {
+        found: dict[str, Any] = {
             "state": "running" if self.state == "ending" else self.state,
             "started_s": self.started_s,
             "since_s": self.since_s,
@@ -254,17 +261,17 @@ class Conduct:
 class LogWatch:
     """Keeps one log below its limit: head and tail stay, one line in between says how many bytes were dropped."""
 
-    def __init__(self, path, limit_bytes):
+    def __init__(self, path: str, limit_bytes: int) -> None:
         self.path = path
         self.limit = max(limit_bytes, 16 << 10)
-        self.head_end = None  # where the head ends, once cut
-        self.tail_from = None  # where the tail begins: after the line between them
+        self.head_end = -1  # where the head ends, once cut
+        self.tail_from = -1  # where the tail begins: after the line between them
         self.dropped = 0
         self.size = 0
-        self.looked_s = None
+        self.looked_s: float | None = None
         self.rate = 0.0
 
-    def look(self, now):
+    def look(self, now: float) -> float | None:
         """Cut if it is too long. Seconds until the next look, or None when nothing was written since the last one."""
         try:
             size = os.stat(self.path).st_size
@@ -286,12 +293,12 @@ class LogWatch:
         # It may overshoot by half its limit, at four times the rate seen and at 1 MB/s at the least.
         return min(2.0, max(0.1, (1.5 * self.limit - size) / (4 * self.rate + 1e6)))
 
-    def cut(self):
+    def cut(self) -> int:
         """Replace the middle in place, in small pieces; the writers go on appending meanwhile. The new size."""
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size
-            if self.head_end is None:
+            if self.head_end < 0:
                 self.head_end = self.tail_from = _after_newline(fd, self.limit // 4)
             source = max(self.tail_from, _after_newline(fd, size - self.limit // 2))
             dropped = self.dropped + source - self.tail_from
@@ -316,7 +323,7 @@ class LogWatch:
             os.close(fd)
 
 
-def _after_newline(fd, offset):
+def _after_newline(fd: int, offset: int) -> int:
     """The first beginning of a line at or after the offset, if there is one near."""
     at = os.pread(fd, 4096, max(0, offset)).find(b"\n")
     return max(0, offset) + at + 1
@@ -325,9 +332,10 @@ def _after_newline(fd, offset):
 # Processes -----------------------------------------------------------------------------------------------------------
 
 
-def descendants(pid):
+def descendants(pid: int) -> list[int]:
     """All descendants that are not zombies, parents first."""
-    found, queue = [], [pid]
+    found: list[int] = []
+    queue = [pid]
     while queue:
         parent = queue.pop(0)
         for child in children(parent):
@@ -337,13 +345,13 @@ def descendants(pid):
     return [child for child in found if _status(child, b"State:")[:1] not in (b"", b"Z")]
 
 
-def children(pid):
+def children(pid: int) -> list[int]:
     base = f"/proc/{pid}/task"
     try:
         threads = os.listdir(base)
     except OSError:
         return []
-    found = []
+    found: list[int] = []
     for thread in threads:
         try:
             found += [int(word) for word in _read(f"{base}/{thread}/children").split()]
@@ -355,21 +363,21 @@ def children(pid):
     return found
 
 
-def _children_by_scan(pid):
-    found = []
+def _children_by_scan(pid: int) -> list[int]:
+    found: list[int] = []
     for name in os.listdir("/proc"):
         if name.isdigit() and _status(int(name), b"PPid:") == b"%d" % pid:
             found.append(int(name))
     return found
 
 
-def catches(pid, number):
+def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler for the signal. To one that has none, most signals are deadly."""
     mask = _status(pid, b"SigCgt:")
     return bool(mask) and bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def _status(pid, name):
+def _status(pid: int, name: bytes) -> bytes:
     try:
         for line in _read(f"/proc/{pid}/status").splitlines():
             if line.startswith(name):
@@ -379,10 +387,10 @@ def _status(pid, name):
     return b""
 
 
-def _read(path):
+def _read(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        pieces = []
+        pieces: list[bytes] = []
         while True:
             piece = os.read(fd, 65536)
             if not piece:
@@ -392,7 +400,7 @@ def _read(path):
         os.close(fd)
 
 
-def send(pid, number):
+def send(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except OSError:
@@ -409,11 +417,11 @@ class _Plain:
     parse_int = int
 
 
-def parse(text):
+def parse(text: str) -> Any:
     return make_scanner(_Plain)(text, 0)[0]
 
 
-def dump(value):
+def dump(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{dump(str(key))}: {dump(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str):
@@ -435,7 +443,7 @@ class NotStarted(Exception):  # noqa: N818 - reads as what it says
     """A rank could not be started; the text says what to do."""
 
 
-def start_rank(libc, launch, rank, env, group, log_path):
+def start_rank(libc: Any, launch: dict[str, Any], env: dict[str, str], group: int, log_path: str) -> int:
     """Fork and exec one rank; its pid. The exec has happened when this returns."""
     parent = os.getpid()
     told, tell = os.pipe()
@@ -484,7 +492,7 @@ def start_rank(libc, launch, rank, env, group, log_path):
     return pid
 
 
-def execute(command, env):
+def execute(command: list[str], env: dict[str, str]) -> int:
     """Become the program, looked for in the job's own PATH; the error number if that cannot be.
 
     os.execvpe does the same after importing `warnings`, which takes longer than all the rest.
@@ -501,7 +509,7 @@ def execute(command, env):
     return worst
 
 
-def explain(stage, number, launch, log_path):
+def explain(stage: str, number: int, launch: dict[str, Any], log_path: str) -> str:
     """What went wrong and what to do about it."""
     reason = os.strerror(number)
     program, workdir, node = launch["command"][0], launch["workdir"], launch["node"]
@@ -533,30 +541,30 @@ def explain(stage, number, launch, log_path):
 # The process ---------------------------------------------------------------------------------------------------------
 
 
-def boot_s():
+def boot_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Supervisor:
     """Carries out what `Conduct` says."""
 
-    def __init__(self, attempt):
+    def __init__(self, attempt: str) -> None:
         self.attempt = attempt
-        self.launch = parse(_read(attempt + "/launch.json").decode())
+        self.launch: dict[str, Any] = parse(_read(attempt + "/launch.json").decode())
         self.name = f"{self.launch['job_id']}.{self.launch['incarnation']}"
         self.ranks = [one["rank"] for one in self.launch["ranks"]]
         self.conduct = Conduct(self.ranks, self.launch["grace_s"], self.launch["limit_s"])
-        self.pids = {}
+        self.pids: dict[int, int] = {}
         self.group = 0
-        self.told = set()  # who has had SIGUSR1
+        self.told: set[int] = set()  # who has had SIGUSR1
         self.unwritten = False  # a state that could not be written yet
-        self.retry_at = None
+        self.retry_at: float | None = None
         self.boot = _read("/proc/sys/kernel/random/boot_id").decode().strip()
         self.logs = [LogWatch(f"{attempt}/rank-{rank}.log", self.launch["log_limit_bytes"]) for rank in self.ranks]
-        self.look_at = None
+        self.look_at: float | None = None
         self.folder = os.open(attempt, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def run(self):
+    def run(self) -> None:
         # Held to the end. An agent that finds it free takes it and writes a result: then there is nothing to start.
         self.lock_fd = os.open(self.attempt + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self.lock_fd, fcntl.LOCK_EX)
@@ -581,7 +589,7 @@ class Supervisor:
             if self.conduct.state == "exited" and not self.unwritten:
                 return
 
-    def _prepare(self):
+    def _prepare(self) -> None:
         text = b"%d\n" % os.getpid()
         os.pwrite(self.lock_fd, text, 0)
         os.ftruncate(self.lock_fd, len(text))
@@ -600,16 +608,16 @@ class Supervisor:
         self.ctl = os.open(self.attempt + "/ctl", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.rest = b""
 
-    def _on_term(self, *_):
+    def _on_term(self, *_: object) -> None:
         self.asked_to_end = True
 
-    def _start(self):
+    def _start(self) -> None:
         try:
             for one in self.launch["ranks"]:
                 env = dict(self.launch["env"])
                 env.update(one["env"])
                 log = f"{self.attempt}/rank-{one['rank']}.log"
-                pid = start_rank(self.libc, self.launch, one["rank"], env, self.group, log)
+                pid = start_rank(self.libc, self.launch, env, self.group, log)
                 self.group = self.group or pid
                 self.pids[one["rank"]] = pid
         except NotStarted as error:
@@ -620,20 +628,20 @@ class Supervisor:
         self.launch["env"] = None  # values are secrets, and memory
         self.launch["ranks"] = None
 
-    def _sleep_ms(self):
+    def _sleep_ms(self) -> float | None:
         times = [at for at in (self.conduct.next_s(), self.look_at, self.retry_at) if at is not None]
         if not times:
             return None
         return max(0.0, min(times) - boot_s()) * 1000 + 1
 
-    def _drain_wake(self):
+    def _drain_wake(self) -> None:
         try:
             while os.read(self.wake, 4096):
                 pass
         except BlockingIOError:
             pass
 
-    def _commands(self):
+    def _commands(self) -> list[list[str]]:
         try:
             while True:
                 piece = os.read(self.ctl, 65536)
@@ -647,7 +655,7 @@ class Supervisor:
             found.append(["term"])
         return found
 
-    def _reap(self):
+    def _reap(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -664,28 +672,28 @@ class Supervisor:
                 if other == pid and rank in self.conduct.left:
                     self._do(self.conduct.rank_ended(boot_s(), rank, os.waitstatus_to_exitcode(status)))
 
-    def _do(self, instructions):
+    def _do(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             getattr(self, "_do_" + instruction[0])(*instruction[1:])
 
-    def _do_notice(self, deadline_s, grace_s):
+    def _do_notice(self, deadline_s: float, grace_s: float) -> None:
         text = dump({"deadline_s": deadline_s, "grace_s": grace_s}) + "\n"
         try:
             self._replace("notice", text, durable=False)
         except OSError:
             pass  # the signal is the other way to be told
 
-    def _do_usr1(self):
+    def _do_usr1(self) -> None:
         for pid in descendants(os.getpid()):
             if pid not in self.told and catches(pid, SIGUSR1):
                 self.told.add(pid)
                 send(pid, SIGUSR1)
 
-    def _do_term(self):
+    def _do_term(self) -> None:
         for pid in descendants(os.getpid()):
             send(pid, SIGTERM)
 
-    def _do_kill(self):
+    def _do_kill(self) -> None:
         if self.group and self.conduct.left:
             try:
                 os.killpg(self.group, SIGKILL)
@@ -694,8 +702,8 @@ class Supervisor:
         for pid in descendants(os.getpid()):
             send(pid, SIGKILL)
 
-    def _do_stop(self):
-        done = set()
+    def _do_stop(self) -> None:
+        done: set[int] = set()
         while True:  # one that is not stopped yet may fork
             new = [pid for pid in descendants(os.getpid()) if pid not in done]
             if not new:
@@ -704,17 +712,17 @@ class Supervisor:
                 send(pid, SIGSTOP)
                 done.add(pid)
 
-    def _do_cont(self):
+    def _do_cont(self) -> None:
         for pid in descendants(os.getpid()):
             send(pid, SIGCONT)
 
-    def _do_state(self):
+    def _do_state(self) -> None:
         self.unwritten = True
         self._write_state()
 
-    def _write_state(self):
+    def _write_state(self) -> None:
         record = {"version": 1, "job_id": self.launch["job_id"], "incarnation": self.launch["incarnation"]}
-        record.update(self.conduct.record(boot_s()))
+        record.update(self.conduct.record())
         record.update(supervisor=os.getpid(), group=self.group, pids=self.pids, boot=self.boot)
         record.update(wall_s=time.time(), at_s=boot_s())
         try:
@@ -727,7 +735,7 @@ class Supervisor:
         self.retry_at = None
         self._poke()
 
-    def _replace(self, name, text, durable):
+    def _replace(self, name: str, text: str, durable: bool) -> None:
         fd = os.open(f".{name}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=self.folder)
         try:
             data = text.encode()
@@ -741,7 +749,7 @@ class Supervisor:
         if durable:
             os.fsync(self.folder)
 
-    def _poke(self):
+    def _poke(self) -> None:
         """Tell the agent, if one listens; it looks by itself when it starts."""
         try:
             fd = os.open(self.launch["poke"], os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -754,7 +762,7 @@ class Supervisor:
         finally:
             os.close(fd)
 
-    def _look_at_logs(self, now):
+    def _look_at_logs(self, now: float) -> None:
         """While something is written, at the pace that the limit needs; else the kernel tells of the next write."""
         if self.conduct.state == "exited" or (self.look_at is not None and now < self.look_at):
             return
@@ -769,7 +777,7 @@ class Supervisor:
             self.look_at = now + 5.0
 
 
-def nursery():
+def nursery() -> None:
     """Read paths of attempts, each ended by NUL; fork a supervisor for each and answer with its pid."""
     gc.freeze()  # what is there now stays shared with the children
     signal(SIGCHLD, SIG_IGN)  # the kernel reaps them
@@ -783,10 +791,13 @@ def nursery():
             pid = os.fork()
             if pid == 0:
                 leave_nursery(path.decode("utf-8", "surrogateescape"))
-            os.write(1, b"%d\n" % pid)
+            try:
+                os.write(1, b"%d\n" % pid)
+            except OSError:
+                return  # gone just now
 
 
-def leave_nursery(attempt):
+def leave_nursery(attempt: str) -> None:
     """A supervisor of its own: another session, its own output. Does not return."""
     try:
         os.setsid()
@@ -804,7 +815,7 @@ def leave_nursery(attempt):
     os._exit(0)
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
     if argv[1] == "--nursery":
         nursery()
     else:

@@ -7,7 +7,8 @@ the driver's checkpoint calls, for jobs with a single CUDA process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from thebes.engine.contract import Gpu, Mechanism, Refused
 from thebes.node import cuda
@@ -36,20 +37,30 @@ def check(mechanism: str, offers: Sequence[Mechanism]) -> None:
         raise Refused(f"this node does not offer '{mechanism}': it offers {', '.join(offers)}")
 
 
+def cuda_needs(pids: Sequence[int]) -> dict[str, int]:
+    """GPU memory that the one CUDA process among these holds, by GPU: to be kept until it comes back."""
+    with _told():
+        held = cuda.nvidia_driver().gpu_bytes().get(cuda.single_cuda_pid(pids), {})
+    return {gpu: size for gpu, size in held.items() if size is not None}
+
+
 def suspend_cuda(pids: Sequence[int]) -> float:
     """Move the one CUDA process among these off its GPU; seconds. Blocks. Refused: nothing has changed."""
-    try:
+    with _told():
         return cuda.suspend(cuda.single_cuda_pid(pids))
-    except cuda.CudaRefused as error:
-        raise Refused(error.reason) from None
-    except cuda.CudaFailed as error:
-        raise Broken(error.reason) from None
 
 
-def resume_cuda(pids: Sequence[int]) -> float:
+def resume_cuda(pids: Sequence[int], needs: Mapping[str, int] | None) -> float:
     """Bring it back; seconds. Blocks. Refused: it is still suspended."""
+    with _told():
+        return cuda.resume(cuda.single_cuda_pid(pids), needs=needs)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """The driver's errors as the engine's."""
     try:
-        return cuda.resume(cuda.single_cuda_pid(pids))
+        yield
     except cuda.CudaRefused as error:
         raise Refused(error.reason) from None
     except cuda.CudaFailed as error:
