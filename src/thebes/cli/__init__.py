@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -92,17 +92,29 @@ def build(words: Sequence[str] = ()) -> typer.Typer:
     )
     app.callback()(_root)
     wanted = words[0] if words else ""
+    only_names = list(words) in (["--help"], ["-h"])
     names = [wanted] if wanted in COMMANDS and "_THEBES_COMPLETE" not in os.environ else COMMANDS
     for name in names:
         entry = COMMANDS[name]
         module = import_module(f"thebes.cli.{entry.module}")
         found = getattr(module, entry.attribute)
-        if entry.is_group:
+        if only_names:
+            app.command(name, rich_help_panel=entry.panel)(_name_of(found))
+        elif entry.is_group:
             app.add_typer(found, name=name, rich_help_panel=entry.panel)
         else:
             more = {"cls": QuickCommand, **(getattr(module, entry.settings) if entry.settings else {})}
             app.command(name, rich_help_panel=entry.panel, **more)(found)
     return app
+
+
+def _name_of(command: Any) -> Callable[[], None]:
+    """Stands for a command in the list of commands, where its options do not matter."""
+
+    def stand_in() -> None: ...
+
+    stand_in.__doc__ = command.info.help if isinstance(command, typer.Typer) else command.__doc__
+    return stand_in
 
 
 def __getattr__(name: str) -> typer.Typer:

@@ -120,13 +120,22 @@ def events(
 def _latest(client: Client, job: str | None, after: int | None, limit: int) -> list[dict[str, Any]]:
     if job is not None or after is not None:
         return client.events(job, after=after or 0, limit=limit)
-    newest = client.status().get("last_event")
-    if newest is not None:
-        return client.events(after=max(0, newest - limit), limit=limit)
-    found: list[dict[str, Any]] = []
-    while page := client.events(after=found[-1]["seq"] if found else 0, limit=10_000):
-        found = page
-    return found[-limit:]
+    return client.events(after=max(0, _newest(client) - limit), limit=limit)
+
+
+def _newest(client: Client) -> int:
+    """The number of the newest event that we may see. Events are listed from the oldest on, so it is searched for:
+    some forty short questions, also when there are millions."""
+    low, high = 0, 1024
+    while found := client.events(after=high, limit=1):
+        low, high = found[0]["seq"], found[0]["seq"] * 2
+    while low < high:
+        middle = (low + high) // 2
+        if found := client.events(after=middle, limit=1):
+            low = found[0]["seq"]
+        else:
+            high = middle
+    return low
 
 
 def _watch_events(client: Client, job: str | None, after: int | None, output: ShortOutput) -> None:
