@@ -182,10 +182,11 @@ class _Calls:
         """The environment a job was submitted with; for its owner and admins."""
         return self._call(Call("GET", f"/v1/jobs/{_quoted(job_id)}/environment"))
 
-    def events(self, job_id: str | None = None, *, after: int = 0, limit: int = 1000) -> Any:
-        """What happened, oldest first: to one job, or to all that you may see."""
+    def events(self, job_id: str | None = None, *, after: int = 0, limit: int = 1000, latest: bool = False) -> Any:
+        """What happened, oldest first: to one job, or to all that you may see; `latest`: the last ones of it."""
         path = "/v1/events" if job_id is None else f"/v1/jobs/{_quoted(job_id)}/events"
-        return self._call(Call("GET", path, params={"after": after, "limit": limit}, read=_field("events")))
+        params = {"after": after, "limit": limit, "latest": latest or None}
+        return self._call(Call("GET", path, params=params, read=_field("events")))
 
     def cancel(self, job_id: str) -> Any:
         """End a job (all of an array); returns the ids that were ended."""

@@ -80,7 +80,7 @@ class World:
             raise self._fault
 
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.app.state.api.stop_waiting)
+        self.loop.call_soon_threadsafe(self.app.state.api.closing.set)
         self.server.should_exit = True
         self._thread.join(20.0)
         assert not self._thread.is_alive(), "the server did not stop"

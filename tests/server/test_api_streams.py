@@ -18,7 +18,7 @@ from api_world import World, running_world
 from thebes.server import controller
 from thebes.server.limits import Limits
 from thebes.server.principal import EVERYTHING, Viewer
-from thebes.server.streams import Bulletin, event_stream, wait_for
+from thebes.server.streams import Bulletin, event_stream
 
 
 class Reader:
@@ -126,6 +126,20 @@ def test_strangers_events_are_not_told(world: World, quiet: None) -> None:
     assert {event["job_id"] for event in dan.events} <= {jobs["cat"], None}, "an open tenant's jobs are seen"
     assert jobs["cat"] in {event["job_id"] for event in dan.events}
     assert all(set(event) == {"seq", "time_s", "job_id", "node", "kind", "actor", "detail"} for event in ann.events)
+
+
+def test_the_latest_events(world: World, quiet: None) -> None:
+    jobs = {name: [world.client(name).submit("true") for _ in range(4)] for name in ("ann", "cat")}
+    for name, submitted in jobs.items():
+        for job in submitted:
+            world.until(lambda: world.client(name).job(job.id)["state"] == "running")  # noqa: B023 - used at once
+    for who in ("ann", "cat", "dan", "admin"):
+        client = world.client(who)
+        every = client.events(limit=10_000)
+        for limit in (1, 5, len(every), 10_000):
+            assert client.events(limit=limit, latest=True) == every[-limit:]
+    of_one = world.client("ann").events(jobs["ann"][0].id)
+    assert world.client("ann").events(jobs["ann"][0].id, limit=2, latest=True) == of_one[-2:]
 
 
 @pytest.mark.parametrize("last", ["x", "-1", "1.5", "9" * 19])
@@ -252,21 +266,21 @@ def test_a_user_hears_of_own_jobs_and_nodes_live(monkeypatch: pytest.MonkeyPatch
 def test_the_bulletin_wakes_members_and_arrays_and_survives_a_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         with small_queues(monkeypatch, 5) as changes:
-            bulletin = Bulletin(changes)
+            bulletin = Bulletin(changes, asyncio.Event())
             with bulletin.watch("17") as array, bulletin.watch("17_3") as member, bulletin.watch("18") as other:
                 await asyncio.sleep(0)
                 changes.publish(happened(1, job_id="17_3"))
-                await wait_for(array, 5)
+                await bulletin.wait(array, 5)
                 assert array.is_set()
                 assert member.is_set()
                 assert not other.is_set()
                 for number in range(20):  # too much at once
                     changes.publish(happened(number, job_id="99"))
-                await wait_for(other, 5)
+                await bulletin.wait(other, 5)
                 assert other.is_set(), "after a lag everybody looks again"
                 other.clear()
                 changes.publish(happened(30, job_id="18"))
-                await wait_for(other, 5)
+                await bulletin.wait(other, 5)
                 assert other.is_set()
             await bulletin.close()
             assert not changes._queues

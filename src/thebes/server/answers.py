@@ -246,6 +246,14 @@ class Busy(Out):
     busy: int
 
 
+class You(Out):
+    """Whose token this is."""
+
+    user: str
+    role: Literal["admin", "user"]
+    tenant: str
+
+
 class Status(Out):
     """How the cluster is."""
 
@@ -258,6 +266,7 @@ class Status(Out):
     time_s: float
     trouble: str | None = Field(description="What keeps the cluster from working as it should.")
     closing: bool
+    you: You
 
 
 class Decision(Out):

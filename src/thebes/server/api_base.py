@@ -51,8 +51,10 @@ class Api:
         self.places = Places()
         self.rate = Rate()
         self.snapshots = Snapshots(folder, limits)
-        self.bulletin = Bulletin(controller.changes)
-        self.closing = asyncio.Event()
+        self.closing = (
+            asyncio.Event()
+        )  # ends streams and long polls, so that a server that stops need not wait for them
+        self.bulletin = Bulletin(controller.changes, self.closing)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="api-read")
 
     async def read(self, ask: Callable[[Connection], T]) -> T:
@@ -68,13 +70,8 @@ class Api:
         """A body of this kind; one that is empty stands for all defaults."""
         return parse(kind, await read_body(request, self.limits.body_bytes) or b"{}", what=what)
 
-    def stop_waiting(self) -> None:
-        """End streams and long polls now, so that the server need not wait for them when it stops."""
-        self.closing.set()
-        self.bulletin.ring_all()
-
     async def close(self) -> None:
-        self.stop_waiting()
+        self.closing.set()
         await self.bulletin.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
-from sqlalchemy import Connection
+from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -14,6 +13,7 @@ from thebes.server import answers
 from thebes.server import store as db
 from thebes.server.access import Asker
 from thebes.server.api_base import Api, StrictRoute, faults, reply, takes
+from thebes.server.api_events import After, EventLimit, Latest, events_page
 from thebes.server.errors import Invalid
 from thebes.server.gate import asker_of
 from thebes.server.metrics import CONTENT_TYPE
@@ -22,7 +22,6 @@ from thebes.server.spec import job_schema
 from thebes.server.streams import PAGE, event_stream
 
 NODE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$"
-MAX_SEQ = 1 << 60
 NodePath = Annotated[str, Path(pattern=NODE_NAME)]
 
 
@@ -70,17 +69,13 @@ def cluster_routes(api: Api) -> APIRouter:
     @router.get("/v1/events", response_model=answers.Events, responses=faults(), operation_id="events")
     async def events(
         request: Request,
-        after: Annotated[int, Query(ge=0, le=MAX_SEQ)] = 0,
-        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+        after: After = 0,
+        limit: EventLimit = 1000,
+        latest: Latest = False,
     ) -> Response:
         """What happened, oldest first, as far as you may see it."""
         viewer = asker_of(request).viewer
-
-        def page(c: Connection) -> answers.Events:
-            rows = db.events_after(c, seq=after, viewer=viewer, limit=limit)
-            return answers.Events(events=[answers.event(row) for row in rows])
-
-        return reply(await api.read(page))
+        return reply(await api.read(lambda c: events_page(c, viewer, None, after, limit, latest)))
 
     @router.get(
         "/v1/stream",
@@ -121,7 +116,8 @@ def cluster_routes(api: Api) -> APIRouter:
     async def status(request: Request) -> Response:
         """How the cluster is. Jobs are counted as far as you may see them."""
         asker = asker_of(request)
-        found = dict(api.controller.status())
+        who = asker.principal
+        found = {**api.controller.status(), "you": {"user": who.user, "role": who.role, "tenant": who.tenant}}
         if not asker.principal.is_admin:
             found["jobs"] = await api.read(lambda c: db.count_by_state(c, asker.viewer))
         return reply(answers.Status(**found))

@@ -16,10 +16,10 @@ from thebes.server import answers
 from thebes.server import store as db
 from thebes.server.access import Asker, no_such_job
 from thebes.server.api_base import Api, StrictRoute, faults, parse, reply, takes
+from thebes.server.api_events import After, EventLimit, Latest, events_page
 from thebes.server.errors import Conflict, Invalid, NotFound, Unavailable
 from thebes.server.gate import asker_of, read_body
 from thebes.server.spec import JOB_ID, NAME, JobSpec
-from thebes.server.streams import wait_for
 
 MAX_KEY = 200
 MAX_WAIT_S = 60.0
@@ -136,16 +136,16 @@ def job_routes(api: Api) -> APIRouter:
     async def job_events(
         request: Request,
         job_id: JobPath,
-        after: Annotated[int, Query(ge=0, le=1 << 60)] = 0,
-        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+        after: After = 0,
+        limit: EventLimit = 1000,
+        latest: Latest = False,
     ) -> Response:
         """What happened to a job or an array, oldest first."""
         asker = asker_of(request)
 
         def events(c: Connection) -> answers.Events:
             _seen(c, asker, job_id)
-            rows = db.events_after(c, seq=after, job_id=job_id, viewer=asker.viewer, limit=limit)
-            return answers.Events(events=[answers.event(row) for row in rows])
+            return events_page(c, asker.viewer, job_id, after, limit, latest)
 
         return reply(await api.read(events))
 
@@ -166,7 +166,7 @@ def job_routes(api: Api) -> APIRouter:
                 left_s = until_s - time.monotonic()
                 if left_s <= 0 or api.closing.is_set() or all(row.terminal for row in rows):
                     return reply(answers.waited(job_id, rows))
-                await wait_for(bell, left_s)
+                await api.bulletin.wait(bell, left_s)
                 if len(rows) > 50:
                     await asyncio.sleep(min(0.2, left_s))  # news of a large array come in crowds
 
@@ -305,7 +305,7 @@ class _LogReader:
                 return _log_response(data, following, incarnation, done, final)
             offset = following
             # The job writes to a file and tells nobody: look now and then, and at once when its state changes.
-            await wait_for(bell, min(left_s, pause_s))
+            await self.api.bulletin.wait(bell, min(left_s, pause_s))
             pause_s = min(longest_s, pause_s * 1.5)
 
     async def _look(self, offset: int, limit: int) -> tuple[bytes, int, int, bool, bool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
@@ -31,8 +31,9 @@ class Changes(Protocol):
 class Bulletin:
     """Wakes those who wait for something to happen to a job; a member's news is also its array's."""
 
-    def __init__(self, changes: Changes) -> None:
+    def __init__(self, changes: Changes, closing: asyncio.Event) -> None:
         self._changes = changes
+        self._closing = closing
         self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self._task: asyncio.Task[None] | None = None
 
@@ -50,9 +51,10 @@ class Bulletin:
             if not self._waiting[job_id]:
                 del self._waiting[job_id]
 
-    def ring_all(self) -> None:
-        """Everybody shall look again."""
-        self._ring(list(self._waiting))
+    async def wait(self, bell: asyncio.Event, timeout_s: float) -> None:
+        """Until the bell rings, the server closes or the time is over."""
+        if not bell.is_set():
+            await first_of([bell.wait(), self._closing.wait()], timeout_s)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -66,7 +68,7 @@ class Bulletin:
                 change = await queue.get()
                 if change.get("kind") == "lagged":
                     queue = self._changes.subscribe()
-                    self.ring_all()
+                    self._ring(list(self._waiting))
                 elif job_id := change.get("job_id"):
                     self._ring([job_id, job_id.partition("_")[0]])
         finally:
@@ -78,10 +80,15 @@ class Bulletin:
                 bell.set()
 
 
-async def wait_for(bell: asyncio.Event, timeout_s: float) -> None:
-    """Until the bell rings or the time is over."""
-    with suppress(TimeoutError):
-        await asyncio.wait_for(bell.wait(), timeout_s)
+async def first_of(waiting: Sequence[Coroutine[Any, Any, Any]], timeout_s: float) -> Any:
+    """What the first of these gives, if it comes in time and is the one that comes first; else None."""
+    tasks = [asyncio.ensure_future(one) for one in waiting]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def event_stream(
@@ -124,13 +131,7 @@ async def _next(queue: asyncio.Queue[dict[str, Any]], closing: asyncio.Event) ->
     """The next event; None when none came for a while, or when the server closes."""
     if not queue.empty():
         return queue.get_nowait()
-    waiting = [asyncio.ensure_future(queue.get()), asyncio.ensure_future(closing.wait())]
-    try:
-        await asyncio.wait(waiting, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
-        return waiting[0].result() if waiting[0].done() else None  # type: ignore[return-value]
-    finally:
-        for task in waiting:
-            task.cancel()
+    return await first_of([queue.get(), closing.wait()], KEEP_ALIVE_S)
 
 
 def visible(event: Mapping[str, Any], viewer: Viewer) -> bool:
