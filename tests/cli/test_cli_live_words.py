@@ -165,6 +165,31 @@ def test_ps_loads_neither_pydantic_nor_rich_nor_numpy(nowhere: Path) -> None:
     assert done.stdout == "[]\n"
 
 
+def test_packages_that_are_not_installed(thebes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    ran = thebes("ps")
+    assert ran.code == 2
+    assert "needs the package httpx" in ran.err
+    assert "thebes[live]" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("ps", "--limit", "0"), "--limit"),
+        (("ps", "--limit", "many"), "--limit"),
+        (("ps", "-o", "yaml"), "yaml"),
+        (("logs", "1", "--rank", "-1"), "--rank"),
+        (("top", "--every", "0"), "--every"),
+        (("show",), "JOB"),
+    ],
+)
+def test_options_that_typer_refuses(thebes, words: tuple[str, ...], told: str) -> None:
+    ran = thebes(*words)
+    assert ran.code == 2
+    assert told in ran.err
+
+
 # how things are shown
 
 

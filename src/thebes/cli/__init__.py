@@ -17,6 +17,7 @@ import typer
 
 from thebes.cli.quick import QuickCommand, QuickGroup
 
+LIVE_PACKAGES = ("fastapi", "httpx", "prometheus_client", "psutil", "pydantic", "sqlalchemy", "uvicorn", "yaml")
 SIMULATE, JOBS, CLUSTER, ADMIN = "Simulate", "Jobs", "Live cluster", "Administration"
 
 
@@ -137,6 +138,10 @@ def main() -> None:
     except Exception as error:
         from thebes.model.errors import UserError
 
+        if isinstance(error, ModuleNotFoundError) and error.name in LIVE_PACKAGES:
+            typer.echo(f"error: this command needs the package {error.name}.", err=True)
+            typer.echo("  → pip install 'thebes[live]'", err=True)
+            sys.exit(2)
         if not isinstance(error, UserError):
             raise
         typer.echo(f"error: {error.message}", err=True)

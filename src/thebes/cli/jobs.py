@@ -27,6 +27,7 @@ from thebes.cli.screen import (
     STATE_STYLES,
     clean,
     clock,
+    coloured,
     duration,
     paint,
     plural,
@@ -157,13 +158,10 @@ def job_table(jobs: Sequence[dict[str, Any]], *, wide: bool = False) -> list[str
             row += [job["tenant"], str(job["priority"]), clock(job["submit_s"], now_s)]
             row += [str(job["incarnation"]), str(job["preemptions"]), lost(job["lost_gpu_s"])]
         rows.append([*row, why(job)])
-    place = columns.index("STATE")
-
-    def style(column: int, cell: str) -> str:
-        return STATE_STYLES.get(cell, "") if column == place else ""
-
     numbers = ("GPUS", "RAN", "WAITED", "PRIORITY", "STARTS", "PREEMPTED", "LOST")
-    return table(columns, rows, right=numbers, width=None if wide else terminal_width(), style=style)
+    return table(
+        columns, rows, right=numbers, width=None if wide else terminal_width(), style=coloured(columns.index("STATE"))
+    )
 
 
 def _where(job: dict[str, Any], wide: bool) -> str:
@@ -308,8 +306,7 @@ def _attempt_table(attempts: Sequence[dict[str, Any]], now_s: float) -> list[str
             ]
         )
     columns = ["START", "STATE", "NODE:GPUS", "AT", "RAN", "STEP", "LOST", "ENDED BY"]
-    style = lambda column, cell: STATE_STYLES.get(cell, "") if column == 1 else ""  # noqa: E731
-    return table(columns, rows, right=("RAN", "STEP", "LOST"), width=terminal_width(), style=style)
+    return table(columns, rows, right=("RAN", "STEP", "LOST"), width=terminal_width(), style=coloured(1))
 
 
 def _ran_in(attempt: dict[str, Any], now_s: float) -> float:
@@ -348,6 +345,5 @@ def array_lines(array: dict[str, Any]) -> list[str]:
         [m["id"], m["state"], "–" if m["exit_code"] is None else str(m["exit_code"]), m["reason"]]
         for m in array["members"]
     ]
-    style = lambda column, cell: STATE_STYLES.get(cell, "") if column == 1 else ""  # noqa: E731
-    members = table(["ID", "STATE", "CODE", "WHY"], rows, right=("CODE",), width=terminal_width(), style=style)
+    members = table(["ID", "STATE", "CODE", "WHY"], rows, right=("CODE",), width=terminal_width(), style=coloured(1))
     return [*(f"{paint(label.ljust(16), 'dim')}{value}" for label, value in facts), "", *members]

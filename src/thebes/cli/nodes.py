@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from thebes.cli.live import Folder, ShortFormat, ShortOutput, connect
-from thebes.cli.screen import print_json, say, table, terminal_width
+from thebes.cli.screen import coloured, print_json, say, table, terminal_width
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node's name; `thebes nodes` lists them.")]
 NODE_STYLES = {"up": "green", "down": "red", "drained": "yellow"}
@@ -38,8 +38,7 @@ def node_table(found: list[dict[str, Any]]) -> list[str]:
         reason = str(node.get("reason") or node.get("detail") or "")
         rows.append([node["name"], node_state(node), str(len(gpus)), str(free), "/".join(names), jobs or "–", reason])
     columns = ["NODE", "STATE", "GPUS", "FREE", "TYPE", "JOB:GPUS", "REASON"]
-    style = lambda column, cell: NODE_STYLES.get(cell, "") if column == 1 else ""  # noqa: E731
-    return table(columns, rows, right=("GPUS", "FREE"), width=terminal_width(), style=style)
+    return table(columns, rows, right=("GPUS", "FREE"), width=terminal_width(), style=coloured(1, NODE_STYLES))
 
 
 def node_state(node: dict[str, Any]) -> str:

@@ -109,6 +109,11 @@ def table(
     return [line(columns, lambda _place, _cell: "bold"), *(line(row, style) for row in cells)]
 
 
+def coloured(place: int, styles: dict[str, str] = STATE_STYLES) -> Callable[[int, str], str]:
+    """Colours for the cells of one column of a table, by what they say."""
+    return lambda column, cell: styles.get(cell, "") if column == place else ""
+
+
 def terminal_width() -> int | None:
     """Of the terminal, or None when the output goes to a file or a pipe: then nothing is cut."""
     return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else None
