@@ -122,7 +122,8 @@ def main() -> None:
             print(f"preempted at step {step}, saved, {job.seconds_left():.1f} s left", flush=True)
             job.exit_preempted()
         loss = network.train(features, targets)
-        due += options.step_time  # from start to start, so that the time of a run is steps x step time
+        # From start to start: a run takes steps x step time. Time in which it was frozen is not made up for.
+        due = max(due, time.monotonic() - options.step_time) + options.step_time
         time.sleep(max(0.0, due - time.monotonic()))
         job.report(step + 1, samples=(step + 1) * BATCH)
         if (step + 1) % 100 == 0:

@@ -1,7 +1,7 @@
 """Real data-parallel training with PyTorch (DDP): preempted at any step, it ends with the very same weights.
 
     thebes submit --gpus 2 -- python examples/train/torch_ddp.py --steps 300              # Thebes starts the ranks
-    thebes submit -f job.yaml                        # with `launcher: torchrun`: torchrun starts them
+    thebes submit --gpus 2 --launcher torchrun -- python examples/train/torch_ddp.py      # torchrun starts them
     torchrun --standalone --nproc-per-node 2 examples/train/torch_ddp.py                  # by hand, no cluster
 
 The only lines that have to do with preemption are those of `Loop`: it resumes, agrees with the other ranks when to
@@ -85,7 +85,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         schedule.step()
-        due += options.step_time
+        due = max(due, time.monotonic() - options.step_time) + options.step_time  # frozen time is not made up for
         time.sleep(max(0.0, due - time.monotonic()))
         if rank == 0 and (step + 1) % 50 == 0:
             print(f"step {step + 1} loss {loss.item():.4f}", flush=True)
