@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -25,7 +25,14 @@ from thebes.server.errors import Conflict, Forbidden, Invalid, NotFound
 from thebes.server.forecast import forecast
 from thebes.server.ledger import Ledger, NodeSpec
 from thebes.server.metrics import Metrics
-from thebes.server.recovery import check_dependencies, last_checkpoints, last_instant_s, named, unfinished_dependencies
+from thebes.server.recovery import (
+    check_dependencies,
+    key_is_used,
+    last_checkpoints,
+    last_instant_s,
+    named,
+    unfinished_dependencies,
+)
 from thebes.server.snapshots import Snapshots
 from thebes.server.spec import JobSpec
 
@@ -114,18 +121,19 @@ class Controller:
             kept, last_s = db.get_meta(c, "clock"), last_instant_s(c)
             rows, attempts = db.alive_jobs(c), db.open_attempts(c)
             drained, tenants = db.drained_nodes(c), db.list_tenants(c)
-            waits_for = unfinished_dependencies(c, rows)
+            waits_for, failed = unfinished_dependencies(c, rows)
             checkpoints = last_checkpoints(c)
-            ledger = self._restored(list(db.journal_since_snapshot(c)))
+            ledger = self._restored(list(db.journal_since_snapshot(c)), rows)
         self.clock = self._clock_of(kept, last_s)
         now_s = self.clock.now_s()
         settings = Settings(self.config.grace_s, self.config.log_limit_mib << 20, str(self.instance.jobs))
         self.core = core = Core(ledger, settings, self.metrics)
-        core.load(rows, attempts, waits_for, drained, now_s)
+        # The journal goes on with the ledger as it is now: the nodes or the policy may have changed.
+        self._keep_snapshot(now_s)
+        core.load(rows, attempts, waits_for, failed, drained, now_s)
         core.note_checkpoints(checkpoints)
         for tenant in tenants:
             core.set_quota(tenant.name, tenant.gpu_quota, now_s)
-        core.journalled = SNAPSHOT_EVERY  # begin with a snapshot
         await self.engine.open(self._heard)
         nodes = await self._nodes_up()
         reports = [self._in_cluster_time(report) for report in await self.engine.reports()]
@@ -139,7 +147,7 @@ class Controller:
             extra={"fields": {"jobs": len(rows), "attempts": len(attempts), "took_s": time.monotonic() - started}},
         )
 
-    def _restored(self, entries: Collection[db.JournalEntry]) -> Ledger:
+    def _restored(self, entries: Collection[db.JournalEntry], rows: Collection[db.JobRow]) -> Ledger:
         nodes = [NodeSpec(n.name, n.gpus) for n in self.config.nodes]
         ledger: Ledger | None = None
         for entry in entries:
@@ -151,7 +159,8 @@ class Controller:
         if ledger is None:
             return Ledger(nodes, self.policy, self.placement)
         if ledger.nodes != tuple(nodes) or before != self._chosen():
-            return ledger.moved_to(nodes, self.policy, self.placement)
+            gpu_types = {row.id: JobSpec.model_validate_json(row.spec).gpu_type for row in rows}
+            return ledger.moved_to(nodes, self.policy, self.placement, gpu_types)
         return ledger
 
     def _chosen(self) -> dict[str, Any]:
@@ -199,7 +208,8 @@ class Controller:
             try:
                 result = question(now_s)
             except UserError as error:
-                answer.set_exception(error)
+                if not answer.done():  # who asked may have given up
+                    answer.set_exception(error)
             else:
                 self._after_commit.append(lambda: None if answer.done() else answer.set_result(result))
 
@@ -270,12 +280,16 @@ class Controller:
         self.core.dirty = False
         self.core.ledger.wake_s = self.clock.now_s() + 10.0
 
+    def _keep_snapshot(self, now_s: float) -> None:
+        core = self.core
+        core.journalled = 0
+        body = core.ledger.snapshot(now_s) | {"config": self._chosen()}
+        core.writes.append(lambda c: _keep_snapshot(c, body))
+
     async def _commit_and_act(self) -> None:
         core = self.core
         if core.journalled >= SNAPSHOT_EVERY:
-            core.journalled = 0
-            body = core.ledger.snapshot(self.clock.now_s()) | {"config": self._chosen()}
-            core.writes.append(lambda c: _keep_snapshot(c, body))
+            self._keep_snapshot(self.clock.now_s())
         writes, commands, told = core.take()
         after, self._after_commit = self._after_commit, []
         if writes:
@@ -299,20 +313,20 @@ class Controller:
             self._tell(lambda now_s: self.core.report(report, now_s))
             return
         facts = what.facts
-        before = self.core.nodes.get(facts.name)
         self._tell(lambda now_s: self.core.node_changed(facts, now_s))
-        if facts.alive and (before is None or not before.alive):
+        if facts.alive:  # it may have been away for a moment only, before we looked
             self._background(self._node_back(facts.name))
 
     async def _node_back(self, node: str) -> None:
         """An agent is back: what it does not know any more has ended while it was away."""
+        heard_of = self.core.heard_of(node)
         with suppress(OSError, TimeoutError, Refused):
             reports = [self._in_cluster_time(r) for r in await self.engine.reports() if r.node == node]
 
             def message(now_s: float) -> None:
                 for report in reports:
                     self.core.report(report, now_s)
-                self.core.node_back(node, reports, now_s)
+                self.core.node_back(node, reports, heard_of, now_s)
 
             self._tell(message)
 
@@ -416,8 +430,9 @@ class Controller:
         now_s = self.clock.now_s()
         members: list[int | None] = [None] if spec.array is None else list(dict.fromkeys(spec.array))
 
-        def create(c: Connection) -> tuple[list[db.JobRow], set[str], tuple[str, str] | None]:
-            waits_for, failed = check_dependencies(c, spec.after, principal)
+        def create(c: Connection) -> tuple[list[db.JobRow], bool, set[str], tuple[str, str] | None]:
+            again = client_key is not None and key_is_used(c, principal.user, client_key)
+            waits_for, failed = (set[str](), None) if again else check_dependencies(c, spec.after, principal)
             rows = db.create_jobs(
                 c,
                 spec_json,
@@ -432,36 +447,45 @@ class Controller:
                 client_key=client_key,
                 after=spec.after,
             )
-            return rows, waits_for, failed
+            return rows, again, waits_for, failed
 
-        rows, waits_for, failed = await self.store.change(create, must=False)
-        fresh = [row for row in rows if not row.terminal]
+        def accepted(created: asyncio.Future[Any]) -> None:
+            if created.cancelled() or created.exception() is not None:
+                return
+            rows, again, waits_for, failed = created.result()
+            if not again:  # else it has arrived already, and may have ended
+                waits = {row.id: waits_for for row in rows}
+                self._tell(lambda now_s: self._arrive(rows, waits, {row.id: failed for row in rows if failed}, now_s))
+                self.metrics.submitted(tenant, len(rows))
 
-        def message(now_s: float) -> None:
-            still = [other for other in waits_for if other in self.core.jobs]
-            if failed is not None:
-                self.core.dependency_failed(fresh, *failed, now_s)
-            elif len(still) == len(waits_for):
-                self.core.arrived(fresh, waits_for, now_s)
-            else:  # some ended between the commit and now: look again
-                self._background(self._arrive_later(fresh))
-
-        self._tell(message)
-        self.metrics.submitted(tenant, len(rows))
+        created = self.store.change(create, must=False)
+        created.add_done_callback(accepted)
+        rows, *_ = await asyncio.shield(created)  # what is committed arrives, also if the caller has given up waiting
         return [row.id for row in rows]
 
+    def _arrive(
+        self,
+        rows: list[db.JobRow],
+        waits_for: Mapping[str, Collection[str]],
+        failed: Mapping[str, tuple[str, str]],
+        now_s: float,
+    ) -> None:
+        if any(other not in self.core.jobs for others in waits_for.values() for other in others):
+            self._background(self._arrive_later(rows))  # some ended between the commit and now: look again
+            return
+        for row in rows:
+            if row.id in failed:
+                self.core.dependency_failed([row], *failed[row.id], now_s)
+            else:
+                self.core.arrived([row], waits_for.get(row.id, ()), now_s)
+
     async def _arrive_later(self, rows: list[db.JobRow]) -> None:
-        def look() -> dict[str, set[str]]:
+        def look() -> tuple[dict[str, set[str]], dict[str, tuple[str, str]]]:
             with self.store.read() as c:
                 return unfinished_dependencies(c, rows)
 
         found = await asyncio.to_thread(look)
-
-        def message(now_s: float) -> None:
-            for row in rows:
-                self.core.arrived([row], found.get(row.id, set()), now_s)
-
-        self._tell(message)
+        self._tell(lambda now_s: self._arrive(rows, *found, now_s))
 
     def _check(self, spec: JobSpec, principal: Principal) -> str:
         """Refuse what can never run; the tenant it runs for."""
@@ -530,7 +554,7 @@ class Controller:
             if not row.terminal:
                 raise Conflict(f"job {row.id} has just been submitted or has just ended", hint="try again")
             if verb == "requeue":
-                core.requeue_ended(row, actor, now_s)
+                core.requeue_ended(self._as_it_ended(row), actor, now_s)
                 return
             raise Conflict(
                 f"job {row.id} has ended already: {row.state}", hint=f"`thebes requeue {row.id}` runs it again"
@@ -547,6 +571,14 @@ class Controller:
             core.requeue(row.id, actor, now_s, why="preempt", grace_s=grace_s)
         else:
             raise Invalid(f"there is no '{verb}'", hint="cancel, hold, release, requeue or preempt")
+
+    def _as_it_ended(self, row: db.JobRow) -> db.JobRow:
+        """Look again: since it was read, the job may have run once more."""
+        with self.store.read() as c:
+            row = db.get_job(c, row.id) or row
+        if not row.terminal:
+            raise Conflict(f"job {row.id} has just ended", hint="try again")
+        return row
 
     async def drain(self, node: str, reason: str, preempt: bool, actor: str) -> None:
         await self._ask(lambda now_s: self.core.drain(node, reason, actor, now_s, preempt=preempt))
@@ -667,3 +699,4 @@ class Controller:
 def _keep_snapshot(c: Connection, body: dict[str, Any]) -> None:
     db.append_journal(c, body["t"], "snapshot", body)
     db.prune_journal(c)
+    db.prune_events(c, now_s=body["t"])

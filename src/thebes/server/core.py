@@ -59,6 +59,7 @@ class Attempt:
     started_s: float | None = None
     stop_asked_s: float | None = None
     ready: bool = False  # it has made its first step
+    sure: bool = True  # its phase is what its nodes say; after a crash they have to be asked
     reports: dict[str, Report] = field(default_factory=dict)
 
 
@@ -188,7 +189,7 @@ class Core:
             if row.id not in self.jobs:
                 job = self.jobs[row.id] = live_job(row)
                 self._event(now_s, "submitted", job, actor=job.user, gpus=job.spec.gpus)
-                self._end(job, "cancelled", f"job {after_id}, after which it was to run, ended as {state}", None, now_s)
+                self._end(job, "cancelled", _failed_dependency(after_id, state), None, now_s)
 
     def _wait_for(self, job: LiveJob, waits_for: Collection[str]) -> None:
         job.waits_for = set(waits_for)
@@ -300,10 +301,18 @@ class Core:
         return node is not None and node.alive
 
     def _can_resume_at(self, attempt: Attempt, gpus: Sequence[int]) -> bool:
-        if attempt.mechanism == "cuda":
-            return tuple(gpus) == attempt.gpus
-        now, then = self.ledger.parts(gpus), self.ledger.parts(attempt.gpus)
-        return [(node, len(numbers)) for node, numbers in now] == [(node, len(numbers)) for node, numbers in then]
+        if tuple(gpus) == attempt.gpus:
+            return True
+        if attempt.mechanism == "cuda" or not all(self._is_virtual(gpu) for gpu in (*gpus, *attempt.gpus)):
+            return False
+        # Virtual GPUs are all alike: so many on the same nodes will do.
+        now = [(node, len(numbers)) for node, numbers in self.ledger.parts(gpus)]
+        return now == [(part.node, len(part.gpus)) for part in attempt.parts]
+
+    def _is_virtual(self, gpu: int) -> bool:
+        node, number = self.ledger.local(gpu)
+        facts = self.nodes.get(node)
+        return facts is not None and number < len(facts.gpus) and facts.gpus[number].virtual
 
     def _launch(self, job: LiveJob, gpus: tuple[int, ...], now_s: float) -> None:
         job.incarnation += 1
@@ -342,10 +351,13 @@ class Core:
         self.commands.append(Command("launch", job.id, attempt.incarnation, launch=launch, snapshot=spec.snapshot))
 
     def _resume(self, job: LiveJob, attempt: Attempt, now_s: float) -> None:
-        attempt.phase = "resuming"
+        assert job.target is not None
+        attempt.phase, attempt.gpus = "resuming", job.target
+        attempt.parts = tuple(Part(node, numbers) for node, numbers in self.ledger.parts(job.target))
         self._occupy(job, attempt)
         self.unlaunched.pop(job.id, None)
-        self._update_attempt(job, attempt, state="running")
+        where = tuple((part.node, part.gpus) for part in attempt.parts)
+        self._update_attempt(job, attempt, state="running", parts=where)
         self.commands.append(Command("resume", job.id, attempt.incarnation, mechanism=attempt.mechanism))
         self._settle(job, now_s)
 
@@ -655,8 +667,7 @@ class Core:
                 dependent.waits_for.discard(job.id)
                 self._admit(dependent, now_s)
             else:
-                why = f"job {job.id}, after which it was to run, ended as {state}"
-                self._end(dependent, "cancelled", why, None, now_s)
+                self._end(dependent, "cancelled", _failed_dependency(job.id, state), None, now_s)
         self.dirty = True
 
     # -- what users ask for -------------------------------------------------------------------------------------------
@@ -816,26 +827,33 @@ class Core:
         rows: Iterable[db.JobRow],
         attempts: Iterable[db.AttemptRow],
         waits_for: Mapping[str, Collection[str]],
+        failed: Mapping[str, tuple[str, str]],
         drained: Mapping[str, str],
         now_s: float,
     ) -> None:
         """Take up what the store says. `reconcile` follows, when the nodes have told what lives."""
         self.drained = dict(drained)
         for row in rows:
-            job = self.jobs[row.id] = live_job(row)
-            self._wait_for(job, waits_for.get(row.id, ()))
+            self.jobs[row.id] = live_job(row)
+        # Who was let go on once waits no more, even if the job that it came after runs again.
+        waiting = [job for job in self.jobs.values() if not self.ledger.knows(job.id) and not job.incarnation]
+        for job in waiting:
+            self._wait_for(job, waits_for.get(job.id, ()))
+        for job in waiting:
+            if job.id in failed and job.id in self.jobs:
+                self._end(job, "cancelled", _failed_dependency(*failed[job.id]), None, now_s)
         for row in attempts:
             job = self.jobs.get(row.job_id)
             if job is None:
                 continue
             parts = tuple(Part(node, gpus) for node, gpus in row.parts)
-            here = all(part.node in self.ledger.node_index for part in parts)
-            gpus = tuple(self.ledger.gpu_number(p.node, g) for p in parts for g in p.gpus) if here else ()
+            gpus = tuple(gpu for part in parts for gpu in self._numbers(part))
             phases: dict[str, Phase] = {"starting": "launching", "stopping": "stopping", "suspended": "suspended"}
             attempt = Attempt(row.incarnation, gpus, parts, phases.get(row.state, "running"), row.created_s)
             attempt.mechanism = row.mechanism if row.mechanism in ("freeze", "cuda") else "checkpoint"
             attempt.started_s = row.started_s
             attempt.ready = row.startup_s is not None
+            attempt.sure = False
             if attempt.phase == "stopping":
                 attempt.why, attempt.stop_asked_s = _as_why(row.detail), now_s
                 job.cancelled = attempt.why == "cancel"
@@ -852,6 +870,13 @@ class Core:
                     self.unlaunched[job.id] = None
             elif not job.cancelled:
                 self._admit(job, now_s)
+
+    def _numbers(self, part: Part) -> list[int]:
+        """The GPUs of a part that are still there: the cluster may have been configured anew."""
+        at = self.ledger.node_index.get(part.node)
+        if at is None:
+            return []
+        return [self.ledger.gpu_number(part.node, gpu) for gpu in part.gpus if gpu < self.ledger.nodes[at].gpus]
 
     def note_checkpoints(self, told: Mapping[str, tuple[int | None, str]]) -> None:
         """The last checkpoint that each job told, from the attempts in the store."""
@@ -876,13 +901,24 @@ class Core:
         self._launch_what_can(now_s)
         self.dirty = True
 
-    def node_back(self, node: str, reports: Collection[Report], now_s: float) -> None:
-        """One node is back after its agent was away: what it does not know any more is lost."""
+    def heard_of(self, node: str) -> set[tuple[str, int]]:
+        """The incarnations that this node has told of."""
+        return {(j.id, a.incarnation) for j in self.jobs.values() for a in j.attempts.values() if node in a.reports}
+
+    def node_back(
+        self, node: str, reports: Collection[Report], heard_of: Collection[tuple[str, int]], now_s: float
+    ) -> None:
+        """One node is back after its agent was away: what it had told of and does not know any more is lost."""
         known = {(r.job_id, r.incarnation, r.node) for r in reports}
         for job in list(self.jobs.values()):
             for attempt in list(job.attempts.values()):
-                if any(part.node == node for part in attempt.parts):
-                    self._reconcile(job, attempt, known, now_s)
+                if not any(part.node == node for part in attempt.parts):
+                    continue
+                told = attempt.reports.get(node)
+                key = (job.id, attempt.incarnation)
+                if told is not None and told.state != "exited" and key in heard_of and (*key, node) not in known:
+                    del attempt.reports[node]
+                self._reconcile(job, attempt, known, now_s)
 
     def _reconcile(self, job: LiveJob, attempt: Attempt, known: Collection[tuple[str, int, str]], now_s: float) -> None:
         missing: list[Part] = []
@@ -893,19 +929,24 @@ class Core:
             if (job.id, attempt.incarnation, part.node) not in known and part.node not in attempt.reports:
                 missing.append(part)
         if not missing:
+            self._take_up(job, attempt)
             if attempt.phase == "stopping":
                 verb: Verb = "terminate" if attempt.why == "cancel" else "notice"
                 grace_s = CANCEL_GRACE_S if attempt.why == "cancel" else self._grace_s(job)
                 if attempt.why == "gang":
                     verb = "kill"
                 self.commands.append(Command(verb, job.id, attempt.incarnation, grace_s=grace_s))
-            elif attempt.phase in ("launching", "running") and job.target is None and not job.cancelled:
+            elif attempt.phase in ("launching", "running") and job.target != attempt.gpus and not job.cancelled:
+                if job.target is not None:
+                    self.unlaunched[job.id] = None
                 self._stop(job, attempt, "preempt", now_s)
             return
         gone = [part for part in missing if part.node not in self.ledger.node_index]
-        if attempt.phase == "launching" and not gone and not attempt.reports:
+        if attempt.phase == "launching" and not gone and not attempt.reports and job.target == attempt.gpus:
             self._command_launch(job, attempt)  # committed, but the engine had not heard of it
             return
+        if attempt.phase == "launching" and not attempt.reports:
+            attempt.why = "preempt"  # it has not run and shall not
         for part in missing:
             detail = "its node is no longer part of the cluster" if part in gone else "its node knows nothing of it"
             attempt.reports[part.node] = Report(
@@ -915,6 +956,30 @@ class Core:
             self._ended(job, attempt, now_s)
         else:
             self._ask_to_leave(job, attempt, "gang", now_s)
+
+    def _take_up(self, job: LiveJob, attempt: Attempt) -> None:
+        """After a crash the store may be a step behind the nodes: was it suspended or resumed meanwhile?"""
+        if attempt.sure:
+            return
+        attempt.sure = True
+        asleep = [attempt.reports[part.node].state in ("frozen", "suspended") for part in attempt.parts]
+        if attempt.phase not in ("launching", "running", "suspended"):
+            return
+        if all(asleep):
+            if attempt.phase != "suspended":
+                self._vacate(job, attempt)
+                attempt.phase = "suspended"
+                self._update_attempt(job, attempt, state="suspended")
+                if job.target is not None:
+                    self.unlaunched[job.id] = None
+        elif attempt.phase == "suspended" or any(asleep):
+            self._occupy(job, attempt)
+            self._update_attempt(job, attempt, state="running")
+            attempt.phase = "running"
+            if any(asleep) and job.target == attempt.gpus:
+                attempt.phase = "resuming"
+                self.unlaunched.pop(job.id, None)
+                self.commands.append(Command("resume", job.id, attempt.incarnation, mechanism=attempt.mechanism))
 
     # -- bookkeeping --------------------------------------------------------------------------------------------------
 
@@ -1007,6 +1072,10 @@ class Core:
 
 def void(_: object) -> None:
     return None
+
+
+def _failed_dependency(job_id: str, state: str) -> str:
+    return f"job {job_id}, after which it was to run, ended as {state}"
 
 
 def _broken(report: Report) -> bool:

@@ -580,19 +580,47 @@ class Ledger:
         ledger._block()
         return ledger
 
-    def moved_to(self, nodes: Sequence[NodeSpec], policy: Policy, placement: Placement) -> Ledger:
-        """The same jobs on another cluster, or under another policy: those who held GPUs wait again."""
+    def moved_to(
+        self, nodes: Sequence[NodeSpec], policy: Policy, placement: Placement, gpu_types: Mapping[str, str | None]
+    ) -> Ledger:
+        """The same jobs on another cluster, or under another policy.
+
+        Who holds GPUs keeps them if they are still there and it could be given them; else it waits again.
+        """
         body = self.snapshot(self.now_s)
         moved = Ledger.restore(body, self.policy, self.placement)
+        there = Ledger(nodes, policy, placement)
+        kept: dict[str, list[int]] = {}
         for job in list(moved.row_of):
-            moved.apply({"op": "back", "job": job, "t": moved.now_s})
-        body = moved.snapshot(moved.now_s) | {
+            found = [there._gpu_at(*moved.local(gpu)) for gpu in moved.gpus_of(job)]
+            gpus = sorted(gpu for gpu in found if gpu is not None)
+            kinds = {int(there.cluster.node_kind[there.cluster.gpu_node[gpu]]) for gpu in gpus}
+            suits = len(kinds) == 1 and (there.kinds_for(gpu_types.get(job)) >> min(kinds)) & 1
+            if gpus and len(gpus) == len(found) and suits:
+                kept[job] = gpus
+            else:
+                moved.apply({"op": "back", "job": job, "t": moved.now_s})
+        body = moved.snapshot(moved.now_s)
+        jobs, slots = moved.table.jobs, moved.table.slots
+        for job, row in moved.row_of.items():
+            jobs["kinds"][row] = there.kinds_for(gpu_types.get(job))
+            first, count = int(jobs["first_slot"][row]), int(jobs["gpus"][row])
+            slots[first : first + count] = kept.get(job, 0)
+            if job in kept:
+                jobs["node_kind"][row] = there.cluster.node_kind[there.cluster.gpu_node[kept[job][0]]]
+        body |= {
             "nodes": [[n.name, n.gpus, n.gpu_type, n.memory_gib] for n in nodes],
+            "jobs": _packed(jobs[: len(moved.ids)].tobytes()),
+            "slots": _packed(slots[: moved.slots_used].tobytes()),
             "blocked": [],
             "memory": _packed_object(None),
             "wake_s": None,
         }
         return Ledger.restore(body, policy, placement)
+
+    def _gpu_at(self, node: str, number: int) -> int | None:
+        at = self.node_index.get(node)
+        return None if at is None or number >= self.nodes[at].gpus else self.gpu_number(node, number)
 
     def copy(self) -> Ledger:
         """An independent one, to look ahead with."""

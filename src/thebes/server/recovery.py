@@ -36,18 +36,28 @@ def named(c: Connection, name: str) -> list[db.JobRow]:
     return [one] if one is not None else db.members(c, name)
 
 
-def unfinished_dependencies(c: Connection, rows: Collection[db.JobRow]) -> dict[str, set[str]]:
-    """Of each job, those it comes after that have not completed."""
-    by_number: dict[str, set[str]] = {}
-    found: dict[str, set[str]] = {}
+def key_is_used(c: Connection, user: str, client_key: str) -> bool:
+    """Whether the user has submitted with this key before."""
+    return c.scalar(select(jobs.c.seq).where(jobs.c.user == user, jobs.c.client_key == client_key).limit(1)) is not None
+
+
+def unfinished_dependencies(
+    c: Connection, rows: Collection[db.JobRow]
+) -> tuple[dict[str, set[str]], dict[str, tuple[str, str]]]:
+    """Of each job, those it comes after that have not ended; and one that ended otherwise than completed."""
+    by_number: dict[str, list[db.JobRow]] = {}
+    waits_for: dict[str, set[str]] = {}
+    failed: dict[str, tuple[str, str]] = {}
     for row in rows:
         number = row.array_id or row.id
         if number not in by_number:
-            after = [other for name in db.dependencies_of(c, row.id) for other in named(c, name)]
-            by_number[number] = {other.id for other in after if other.state != "completed"}
-        if by_number[number]:
-            found[row.id] = by_number[number]
-    return found
+            by_number[number] = [other for name in db.dependencies_of(c, row.id) for other in named(c, name)]
+        for other in by_number[number]:
+            if not other.terminal:
+                waits_for.setdefault(row.id, set()).add(other.id)
+            elif other.state != "completed":
+                failed[row.id] = other.id, other.state
+    return waits_for, failed
 
 
 def check_dependencies(
