@@ -348,7 +348,10 @@ def test_events(live, finished) -> None:
     told = live("events", job).out
     assert "submitted" in told
     assert "completed" in told
-    page = json.loads(live("events", job, "-o", "json", "--limit", "2").out)
+    lately = json.loads(live("events", job, "-o", "json", "--limit", "1").out)
+    assert lately["events"][0]["kind"] in ("completed", "state")
+    assert lately["next"] is None
+    page = json.loads(live("events", job, "-o", "json", "--after", "0", "--limit", "2").out)
     assert len(page["events"]) == 2
     assert page["next"] == page["events"][-1]["seq"]
     rest = json.loads(live("events", job, "-o", "json", "--after", page["next"]).out)

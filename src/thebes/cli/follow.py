@@ -100,12 +100,12 @@ def events(
     output: ShortFormat = ShortOutput.table,
     folder: Folder = None,
 ) -> None:
-    """Tell what happened, oldest first: to one job, or the latest of all."""
+    """Tell what happened lately, oldest first: to one job, or to all. --after 0 begins at the beginning."""
     with connect(folder) as client:
         wanted = None if job is None else job_id(job)
-        found = _latest(client, wanted, after, limit)
+        found = client.events(wanted, after=after or 0, limit=limit, latest=after is None)
         if output is ShortOutput.json and not watching:
-            following = found[-1]["seq"] if len(found) == limit else None
+            following = found[-1]["seq"] if after is not None and len(found) == limit else None
             print_json({"events": found, "next": following})
             return
         for event in found:
@@ -115,27 +115,6 @@ def events(
             say("nothing yet")
         if watching:
             _watch_events(client, wanted, found[-1]["seq"] if found else after, output)
-
-
-def _latest(client: Client, job: str | None, after: int | None, limit: int) -> list[dict[str, Any]]:
-    if job is not None or after is not None:
-        return client.events(job, after=after or 0, limit=limit)
-    return client.events(after=max(0, _newest(client) - limit), limit=limit)
-
-
-def _newest(client: Client) -> int:
-    """The number of the newest event that we may see. Events are listed from the oldest on, so it is searched for:
-    some forty short questions, also when there are millions."""
-    low, high = 0, 1024
-    while found := client.events(after=high, limit=1):
-        low, high = found[0]["seq"], found[0]["seq"] * 2
-    while low < high:
-        middle = (low + high) // 2
-        if found := client.events(after=middle, limit=1):
-            low = found[0]["seq"]
-        else:
-            high = middle
-    return low
 
 
 def _watch_events(client: Client, job: str | None, after: int | None, output: ShortOutput) -> None:

@@ -88,7 +88,7 @@ def _states(given: Iterable[str]) -> list[str]:
 def _whose(client: Client, user: str | None, every_user: bool) -> str | None:
     if user is not None or every_user:
         return user
-    return client.status().get("you", {}).get("user")
+    return client.status()["you"]["user"]
 
 
 def jobs_page(
