@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from thebes.client import Client
 
 THEBES = (sys.executable, "-c", "import thebes.cli; thebes.cli.main()")
 
@@ -394,6 +397,33 @@ def test_replay_makes_the_same_decisions(live, finished) -> None:
     one = live("replay", "--decision", told["decisions"][-1]["seq"])
     assert "the same again" in one.out
     assert live("replay", "--decision", "99999999").code == 2
+
+
+def test_ones_own_jobs_and_those_of_others(live, submit, instance: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Client(dir=instance) as client:
+        token = client.create_token("bob")["token"]
+    mine = submit("--name", "mine", "--", "sleep", "60")
+    monkeypatch.setenv("THEBES_TOKEN", token)
+    his = submit("--name", "his", "--", "sleep", "60")
+    assert [job["id"] for job in json.loads(live("ps", "-o", "json").out)["jobs"]] == [his]
+    assert "mine" not in live("ps", "-A").out
+    assert live("cancel", mine).code == 1
+    assert live("drain", "n0").code == 2
+    monkeypatch.delenv("THEBES_TOKEN")
+    assert " his " not in live("ps").out
+    assert " his " in live("ps", "-A").out
+    assert " his " in live("ps", "-u", "bob").out
+    live("cancel", mine, his)
+
+
+def test_commands_need_little_time_of_their_own(instance: Path) -> None:
+    """CPU time, which does not depend on what else the machine does; the server's share is not in it."""
+    for words in (("ps",), ("nodes",), ("submit", "--dry-run", "--", "true")):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        start(instance, *words).communicate(timeout=30)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        assert spent_s < 0.5, words
 
 
 # output
