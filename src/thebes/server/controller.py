@@ -255,6 +255,8 @@ class Controller:
         messages, self._inbox = self._inbox, []
         for message in messages:
             message(now_s)
+        if core.closing:
+            core.dirty = False  # nothing is decided any more, so nothing is due
         due = core.dirty or core.ledger.wake_s <= now_s
         if due and not core.closing and time.monotonic() >= self._decided_at + self._pause_s():
             self._decide()
