@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from thebes.node.instance import Instance
-from thebes.node.keeper import FIRST_DELAY_S, LONGEST_DELAY_AFTER_KILL_S, stop_instance
+from thebes.node.keeper import FIRST_DELAY_S, LONGEST_DELAY_AFTER_KILL_S, call_keeper, stop_instance
 
 T = TypeVar("T")
 
@@ -130,6 +130,17 @@ def test_a_part_that_keeps_failing_is_tried_more_and_more_slowly_and_quoted(kept
     assert {death["code"] for death in deaths} == {2}
     assert deaths[0]["said"] == "error: the moon is full\n  → wait"
     assert kept.pid("agent-n0")  # the others are not touched by it
+
+
+def test_a_keeper_that_is_called_tries_at_once(kept: Kept) -> None:
+    kept.part("controller", FAILING)
+    kept.start()
+    eventually(lambda: kept.log("died") and kept.log("died")[-1]["again_in_s"] >= 3.0)
+    kept.part("controller", PART)  # somebody has put it right
+    before = time.monotonic()
+    call_keeper(kept.instance)
+    assert kept.pid("controller")
+    assert time.monotonic() - before < 3.0
 
 
 def test_a_part_that_is_killed_again_and_again_is_not_kept_waiting(kept: Kept) -> None:

@@ -23,10 +23,12 @@ from pathlib import Path
 from thebes.model.errors import UserError
 from thebes.node.instance import Instance, JsonLines, Lock, LockHeld, stop_process, wait_gone
 
-YOUNG_S = 5.0  # a part that dies before this age is started again more and more slowly
+YOUNG_S = 10.0  # a part that dies before this age is started again more and more slowly
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 5.0
 LONGEST_DELAY_AFTER_KILL_S = 0.5  # killed from outside: no reason to think that it will fail again
+LONGEST_DELAY_AFTER_MISTAKE_S = 30.0  # a person must put it right; `thebes up` then calls us
+MISTAKES = (2, 3)  # exit codes: bad configuration or store, port taken
 LOOK_S = 5.0  # how often to look whether the folder is still there
 CONTROLLER_PATIENCE_S = 10.0
 AGENT_PATIENCE_S = 5.0
@@ -82,7 +84,8 @@ class Keeper:
         self.poll.register(wake, select.POLLIN)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGUSR1, self._on_call)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         while not self.stopping:
             now = time.monotonic()
@@ -100,8 +103,13 @@ class Keeper:
                 self.stopping = True
         self._stop_all()
 
-    def _on_signal(self, number: int, frame: object) -> None:
+    def _on_stop(self, number: int, frame: object) -> None:
         self.stopping = True
+
+    def _on_call(self, number: int, frame: object) -> None:
+        """Somebody thinks that it will go better now: try at once."""
+        for part in self.parts:
+            part.due_s, part.young_deaths = 0.0, 0
 
     def _sleep_s(self) -> float:
         now = time.monotonic()
@@ -122,7 +130,8 @@ class Keeper:
                     os.close(out)
             part.pidfd = os.pidfd_open(process.pid)
         except OSError as error:  # no more processes or memory: that may pass
-            part.due_s = time.monotonic() + self._delay_s(part, killed=False)
+            part.young_deaths += 1
+            part.due_s = time.monotonic() + _delay_s(part, LONGEST_DELAY_S)
             self.log.write("cannot-start", part=part.name, error=str(error))
             return
         part.process, part.pid, part.started_s = process, process.pid, time.monotonic()
@@ -152,8 +161,12 @@ class Keeper:
         code = part.process.wait() if part.process else None
         age_s = time.monotonic() - part.started_s
         part.pidfd, part.process = -1, None
-        part.young_deaths = part.young_deaths + 1 if age_s < YOUNG_S else 0
-        delay_s = self._delay_s(part, killed=code in (None, -signal.SIGKILL))
+        part.young_deaths = part.young_deaths + 1 if age_s < YOUNG_S or code in MISTAKES else 0
+        if code in (None, -signal.SIGKILL):
+            longest_s = LONGEST_DELAY_AFTER_KILL_S
+        else:
+            longest_s = LONGEST_DELAY_AFTER_MISTAKE_S if code in MISTAKES else LONGEST_DELAY_S
+        delay_s = _delay_s(part, longest_s)
         part.due_s = time.monotonic() + delay_s
         self.log.write(
             "died",
@@ -164,12 +177,6 @@ class Keeper:
             again_in_s=delay_s,
             said=_tail(self.instance.log / f"{part.name}.stderr"),
         )
-
-    def _delay_s(self, part: Part, *, killed: bool) -> float:
-        if part.young_deaths == 0:
-            return 0.0
-        longest_s = LONGEST_DELAY_AFTER_KILL_S if killed else LONGEST_DELAY_S
-        return min(longest_s, FIRST_DELAY_S * 2 ** min(part.young_deaths - 1, 10))
 
     def _stop_all(self) -> None:
         self.log.write("stopping")
@@ -189,7 +196,21 @@ class Keeper:
                     wait_gone(part.pidfd, 5.0)
                 if part.process:
                     part.process.poll()
+            if group is controller:
+                self._stop_orphan()
         self.log.write("stopped")
+
+    def _stop_orphan(self) -> None:
+        """A controller that lives on without its standby, which was killed just before."""
+        with suppress(UserError):
+            pid = self.instance.holder_pid("controller")
+            if pid is not None:
+                stop_process(pid, self.instance.lock_path("controller"), patience_s=CONTROLLER_PATIENCE_S)
+
+
+def _delay_s(part: Part, longest_s: float) -> float:
+    """At once, unless it dies young: then twice as long each time."""
+    return min(longest_s, FIRST_DELAY_S * 2 ** min(part.young_deaths - 1, 10)) if part.young_deaths else 0.0
 
 
 def _fresh_output(path: Path) -> int:
@@ -229,6 +250,14 @@ def stop_instance(instance: Instance, nodes: Sequence[str]) -> list[str]:
         ):
             killed.append(name)
     return killed
+
+
+def call_keeper(instance: Instance) -> None:
+    """Let the keeper start at once what it would try again only later."""
+    pid = instance.holder_pid("keeper")
+    with suppress(ProcessLookupError, PermissionError):
+        if pid is not None:
+            os.kill(pid, signal.SIGUSR1)
 
 
 def start_keeper(instance: Instance) -> subprocess.Popen[bytes]:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from thebes.engine.contract import PREEMPTED_EXIT_CODE
 from thebes.model.errors import UserError
 from thebes.node.instance import Attempt, Instance, LockHeld, stop_process
-from thebes.node.keeper import start_keeper, stop_instance
+from thebes.node.keeper import MISTAKES, call_keeper, start_keeper, stop_instance
 from thebes.server.config import Config, NodeConfig, check_listening, live_policy, load, make, save
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from thebes.policy import Policy
 
 READY_S = 30.0  # loading takes three seconds, or ten on a machine that is busy with training
-PERMANENT_CODES = (2, 3)  # exit codes of the controller after which it will not go better by itself
 HOPELESS_DEATHS = 3
 DEFAULT_VIRTUAL_GPUS = 8
 
@@ -174,6 +173,8 @@ def bring_up(
             if wanted != saved:
                 save(instance.config, wanted)
         keeper = None if was_up else start_keeper(instance)
+        if was_up:
+            call_keeper(instance)
         try:
             url = _wait_until_ready(instance, wanted, mark, keeper)
         except BaseException:
@@ -287,7 +288,7 @@ class _LogMark:
         for death in self.deaths():
             part = death["part"]
             count[part] = count.get(part, 0) + 1
-            if death["code"] in PERMANENT_CODES or count[part] >= HOPELESS_DEATHS:
+            if death["code"] in MISTAKES or count[part] >= HOPELESS_DEATHS:
                 return _as_error(part, death, self.path.parent)
         return None
 

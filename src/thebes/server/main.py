@@ -196,28 +196,37 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def open_door(instance: Instance) -> tuple[Config, socket.socket]:
+    """The configuration and the listening socket: whatever a person may have got wrong about them is told here."""
+    config = load(instance.config)
+    check_listening(config)
+    endpoint = instance.read_endpoint()
+    return config, listen(config, endpoint["url"] if endpoint else None)
+
+
 def run(instance: Instance) -> int:
     """Serve until told to stop; the exit code."""
     try:
         with instance.hold_lock("controller"):
             _start_log(instance)
             logger.info("starting", extra={"fields": {"pid": os.getpid()}})
-            config = load(instance.config)
-            check_listening(config)
-            endpoint = instance.read_endpoint()
-            listener = listen(config, endpoint["url"] if endpoint else None)
+            config, listener = open_door(instance)
             _allow_many_connections()
             asyncio.run(serve(instance, config, listener))
             logger.info("stopped")
             return EXIT_STOPPED
     except UserError as error:
-        kinds = {LockHeld: EXIT_HELD, PortTaken: EXIT_PORT_TAKEN}
         logger.error(error.message, extra={"fields": {"hint": error.hint}})
-        print(f"error: {error.message}" + (f"\n  → {error.hint}" if error.hint else ""), file=sys.stderr)
-        return kinds.get(type(error), EXIT_MISTAKE)
+        return tell_and_leave(error)
     except Exception:
         logger.exception("crashed")
         raise
+
+
+def tell_and_leave(error: UserError) -> int:
+    """The error on stderr, where the keeper finds it; the exit code that goes with it."""
+    print(f"error: {error.message}" + (f"\n  → {error.hint}" if error.hint else ""), file=sys.stderr)
+    return {LockHeld: EXIT_HELD, PortTaken: EXIT_PORT_TAKEN}.get(type(error), EXIT_MISTAKE)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -18,8 +18,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from thebes.model.errors import UserError
-from thebes.node.instance import Instance, Lock, LockHeld, wait_gone
-from thebes.server.main import EXIT_HELD, EXIT_MISTAKE, EXIT_PORT_TAKEN, EXIT_STOPPED
+from thebes.node.instance import Instance, Lock, wait_gone
+from thebes.server.main import (
+    EXIT_HELD,
+    EXIT_MISTAKE,
+    EXIT_PORT_TAKEN,
+    EXIT_STOPPED,
+    open_door,
+    run,
+    tell_and_leave,
+)
 
 if TYPE_CHECKING:
     from thebes.placement import Placement
@@ -129,8 +137,6 @@ class Standby:
             os.close(self.wake)
             os.close(self.wake_write)
             os.setsid()
-            from thebes.server.main import run
-
             code = run(self.instance)
         except BaseException:
             import traceback
@@ -174,13 +180,12 @@ def main(argv: Sequence[str]) -> int:
     instance = Instance.at(argv[0])
     try:
         with instance.hold_lock("standby") as lock:
+            if instance.holder_pid("controller") is None:
+                open_door(instance)[1].close()  # before everything is loaded only to be told the same
             load(instance)
             return Standby(instance, lock).run()
-    except LockHeld:
-        return EXIT_HELD
     except UserError as error:
-        print(f"error: {error.message}" + (f"\n  → {error.hint}" if error.hint else ""), file=sys.stderr)
-        return EXIT_MISTAKE
+        return tell_and_leave(error)
 
 
 if __name__ == "__main__":
