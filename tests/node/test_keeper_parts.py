@@ -199,7 +199,18 @@ def test_sigterm_stops_the_controller_first_then_the_agents(kept: Kept) -> None:
     assert kept.log("stopped")
 
 
-def test_a_part_that_does_not_stop_is_killed(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_stops_a_controller_that_has_lost_its_standby(kept: Kept) -> None:
+    kept.part("agent-n0")
+    keeper = kept.start()
+    kept.pid("agent-n0")
+    orphan = subprocess.Popen([sys.executable, "-c", PART, str(kept.instance.dir), "controller"])
+    kept.pid("controller")
+    keeper.terminate()
+    assert orphan.wait(10) == -signal.SIGTERM
+    assert keeper.wait(10) == 0
+
+
+def test_a_part_that_does_not_stop_is_killed(kept: Kept) -> None:
     kept.part("agent-n0", STUBBORN)
     keeper = kept.start()
     kept.pid("agent-n0")
@@ -221,7 +232,7 @@ def test_stopping_an_instance_whose_keeper_is_dead(kept: Kept) -> None:
     assert [kept.instance.holder_pid(name) for name in kept.names] == [None, None]
 
 
-def test_an_instance_whose_folder_was_removed_stops(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_whose_folder_was_removed_stops(kept: Kept) -> None:
     kept.part("agent-n0")
     keeper = kept.start()
     part = os.pidfd_open(kept.pid("agent-n0"))
