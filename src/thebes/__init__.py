@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from thebes.client import AsyncClient, Client
     from thebes.model.cluster import Cluster
     from thebes.model.decision import Decision
     from thebes.model.errors import UserError
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from thebes.trace.reader import read as read_trace
 
 _HOME = {
+    "AsyncClient": "thebes.client",
+    "Client": "thebes.client",
     "Cluster": "thebes.model.cluster",
     "Costs": "thebes.sim.costs",
     "Decision": "thebes.model.decision",
@@ -46,6 +49,8 @@ _HOME = {
 _RENAMED = {"read_trace": ("thebes.trace.reader", "read"), "sample_trace": ("thebes.trace", "sample_path")}
 
 __all__ = [
+    "AsyncClient",
+    "Client",
     "Cluster",
     "Costs",
     "Decision",

@@ -158,7 +158,7 @@ class World:
     def clear(self) -> None:
         """End everything that is not over."""
         admin = self.client("admin")
-        alive = [job["id"] for job in admin.jobs(state=list(db.ALIVE_STATES))]
+        alive = {job["array_id"] or job["id"] for job in admin.jobs(state=list(db.ALIVE_STATES))}
         for job_id in alive:
             with suppress(UserError):  # it has just ended
                 admin.cancel(job_id)

@@ -102,6 +102,11 @@ def invalid(faults: Sequence[Mapping[str, Any]], *, known: Sequence[str] = (), w
         return Invalid(f"{what} is not valid JSON: {_reason(first)}", hint="send one JSON object")
     if kind == "extra_forbidden":
         text, hint = f"{what} has no field '{field}'", nearest(path[-1], known) if known and len(path) == 1 else ""
+    elif kind == "string_pattern_mismatch" and field == "job_id":
+        text, hint = (
+            f"'{str(first['input'])[:100]}' is not the id of a job",
+            "as in 17, or 17_3 for a member of array 17",
+        )
     elif kind == "missing":
         text, hint = f"{what} needs '{field}'", f"add '{field}'"
     else:
