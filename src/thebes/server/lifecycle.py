@@ -249,6 +249,8 @@ def _wait_until_ready(
                 endpoint = instance.read_endpoint()
                 return endpoint["url"] if endpoint else ""
             missing = f"no word from the agent of {', '.join(silent)}"
+        elif answer is not None and answer.status != 200:
+            missing = f"the controller answers: {answer.body.get('error', answer.status)}"
         time.sleep(0.03)
     last = mark.last_words()
     raise UserError(
