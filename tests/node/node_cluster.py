@@ -17,6 +17,7 @@ from typing import Any
 from thebes.engine.contract import Launch, NodeChange, Part, Report
 from thebes.engine.local import LocalEngine
 from thebes.node import processes
+from thebes.node.instance import Instance
 
 SLACK_S = 20.0  # what is waited for at the most; machines of CI are slow
 
@@ -52,26 +53,19 @@ def agents(folder: Path, *nodes: str) -> Iterator[dict[str, subprocess.Popen[byt
 
 
 def kill_everything_below(folder: Path) -> None:
-    """Supervisors by their locks' pids, ranks by their environment."""
+    """Supervisors by their locks, ranks by their environment."""
     mark = f"THEBES_ATTEMPT_DIR={folder}/".encode()
     while True:
-        found = [
+        found = [attempt.pid for attempt in Instance(folder).live_attempts()]
+        found += [
             pid
             for pid in processes.all_pids()
             if any(entry.startswith(mark) for entry in processes.environment(pid).split(b"\0"))
-            or f"{folder}/nodes/".encode() in _command_line(pid)
         ]
         if not found:
             return
         processes.kill_all(found)
         processes.wait_gone(found, 5.0)
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() if pid != os.getpid() else b""
-    except OSError:
-        return b""
 
 
 def until(true: Callable[[], Any], timeout_s: float = SLACK_S) -> Any:

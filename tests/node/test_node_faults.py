@@ -212,6 +212,25 @@ def test_a_supervisor_that_does_not_answer_is_killed_by_a_kill(shared_agent: Pat
     run(test())
 
 
+def test_a_nursery_that_is_killed_or_hangs_is_replaced(own_folder: Path) -> None:
+    async def test() -> None:
+        with agents(own_folder) as running:
+            async with connected(own_folder) as cluster:
+                await cluster.engine.launch(shell("1", NEVER_ENDS))
+                for number, blow in enumerate((signal.SIGKILL, signal.SIGSTOP)):
+                    agent = running["n0"].pid
+                    (nursery,) = [pid for pid in processes.children(agent) if os.getsid(pid) == os.getsid(agent)]
+                    os.kill(nursery, blow)
+                    await cluster.engine.launch(shell(str(number + 2), "exit 6"))
+                    assert (await cluster.ended(str(number + 2))).codes == {0: 6}
+                await cluster.engine.launch(shell("4", NEVER_ENDS))
+                kill_hard(cluster.state("4")["supervisor"])
+                assert (await cluster.ended("4")).cause == "lost"
+                assert alive(cluster.state("1")["pids"]["0"])  # its parent is the agent now: it is no stray
+
+    run(test())
+
+
 def test_an_agent_that_is_away_is_told_and_its_return_too(own_folder: Path) -> None:
     async def test() -> None:
         with agents(own_folder) as running:

@@ -20,6 +20,7 @@ import py_compile
 import random
 import re
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +49,7 @@ from thebes.node.log_steps import LogSteps, TooSlow
 STARTED_WITHIN_S = 10.0
 KILLED_WITHIN_S = 5.0  # after which the supervisor itself is killed
 FROZEN_WITHIN_S = 10.0
+NURSERY_S = 5.0
 LOOK_EVERY_S = 1.0
 HEALTH_EVERY_S = 30.0
 LOG_LIMIT_BYTES = 1 << 20
@@ -116,6 +119,7 @@ class Agent:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(64))  # a suspend by the driver may keep one for a minute
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
@@ -581,9 +585,15 @@ class Agent:
             draft.replace(path)
         return path
 
+    def _order(self, attempt: Attempt, line: str) -> None:
+        try:
+            attempt.dir.command(line)
+        except OSError:
+            raise Refused(f"job {attempt.dir.job_id} is just ending on node {self.node}") from None
+
     async def _notice(self, request: dict[str, Any]) -> None:
         attempt = self._living(request)
-        attempt.dir.command(f"notice {float(request['grace_s'])}")
+        self._order(attempt, f"notice {float(request['grace_s'])}")
         self.log.write("notice", node=self.node, attempt=attempt.dir.name, grace_s=request["grace_s"])
 
     async def _terminate(self, request: dict[str, Any]) -> None:
@@ -623,7 +633,7 @@ class Agent:
             begun_s = boot_s()
             if mechanism == "cuda":
                 await self._suspend_cuda(attempt)
-            attempt.dir.command("freeze" if mechanism == "freeze" else "park")
+            self._order(attempt, "freeze" if mechanism == "freeze" else "park")
             await self._until(attempt, lambda: attempt.state.get("state") in (wanted, "exited"), FROZEN_WITHIN_S)
             if attempt.state.get("state") != wanted:
                 raise Refused(f"job {attempt.dir.job_id} is ending and could not be suspended")
@@ -661,7 +671,7 @@ class Agent:
             begun_s = boot_s()
             if mechanism == "cuda":
                 await self._resume_cuda(attempt)
-            attempt.dir.command("thaw" if mechanism == "freeze" else "unpark")
+            self._order(attempt, "thaw" if mechanism == "freeze" else "unpark")
             done = ("running", "exited")
             await self._until(attempt, lambda: attempt.state.get("state") in done, FROZEN_WITHIN_S)
             if attempt.state.get("state") != "running":
@@ -815,7 +825,8 @@ class Nursery:
         for _ in range(2):
             with suppress(BrokenPipeError):
                 self.process.stdin.write(os.fsencode(attempt) + b"\0")  # type: ignore[union-attr]
-                answer = self.process.stdout.readline()  # type: ignore[union-attr]
+                ready, _, _ = select.select([self.process.stdout], [], [], NURSERY_S)
+                answer = self.process.stdout.readline() if ready else b""  # type: ignore[union-attr]
                 if answer:
                     return int(answer)
             self.process.kill()

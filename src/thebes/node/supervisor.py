@@ -436,6 +436,7 @@ def dump(value: Any) -> str:
 # Starting a rank -----------------------------------------------------------------------------------------------------
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -605,6 +606,7 @@ class Supervisor:
         signal(SIGHUP, lambda *_: None)
         self.libc = ctypes.CDLL(None)
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.libc.prctl(PR_SET_NAME, b"thebes " + self.name.encode(), 0, 0, 0)  # what `ps` and `top` show
         self.ctl = os.open(self.attempt + "/ctl", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.rest = b""
 
