@@ -123,8 +123,8 @@ steps, resumed = incarnations(trains(1), "resumed", [3, 8, 11, 16, 23])   # 8 an
 assert steps == [3, 8, 11, 16, 23], steps
 assert resumed == whole
 _, whole = incarnations(trains(2), "whole-2", [])
-steps, resumed = incarnations(trains(2), "resumed-2", [3, 6])   # the notice comes between two batches of one step
-assert steps == [3, 6], steps
+steps, resumed = incarnations(trains(2), "resumed-2", [1, 3, 6])   # the notice comes between two batches of one step
+assert steps == [1, 3, 6], steps
 assert resumed == whole
 print("as one", steps)
 """

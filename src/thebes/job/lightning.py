@@ -30,7 +30,10 @@ class PreemptionCallback(Callback):
     """After a notice all ranks save together at the end of a step, and the process ends with code 85."""
 
     def __init__(self) -> None:
-        self._step = -1
+        self._step = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._step = int(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step = int(trainer.global_step)
