@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from thebes.model.errors import nearest
 from thebes.server import answers
@@ -88,7 +90,16 @@ def parse(kind: type[M], raw: bytes, *, what: str = "the request") -> M:
 
 
 class StrictRoute(APIRoute):
-    """A route that refuses parameters it does not know: a typing error would go unnoticed otherwise."""
+    """A route that refuses parameters it does not know: a typing error would go unnoticed otherwise.
+
+    One that takes nothing but the request is called directly: what FastAPI does to find arguments and to hold
+    dependencies open would cost a submit as much as all that we do ourselves.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
+        super().__init__(path, endpoint, **settings)
+        if list(signature(endpoint).parameters) == ["request"]:
+            self.app = _called_directly(endpoint)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -102,6 +113,17 @@ class StrictRoute(APIRoute):
             return await handle(request)
 
         return strict
+
+
+def _called_directly(endpoint: Callable[[Request], Coroutine[Any, Any, Response]]) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        for name in request.query_params if scope["query_string"] else ():
+            raise Invalid(f"there is no parameter '{name[:100]}' here")
+        response = await endpoint(request)
+        await response(scope, receive, send)
+
+    return app
 
 
 def reply(answer: BaseModel, status: int = 200) -> Response:

@@ -27,7 +27,6 @@ from thebes.server.ledger import Ledger, NodeSpec
 from thebes.server.metrics import Metrics
 from thebes.server.recovery import (
     check_dependencies,
-    key_is_used,
     last_checkpoints,
     last_instant_s,
     named,
@@ -433,7 +432,7 @@ class Controller:
         members: list[int | None] = [None] if spec.array is None else list(dict.fromkeys(spec.array))
 
         def create(c: Connection) -> tuple[list[db.JobRow], bool, set[str], tuple[str, str] | None]:
-            again = client_key is not None and key_is_used(c, principal.user, client_key)
+            again = client_key is not None and db.key_is_used(c, principal.user, client_key)
             waits_for, failed = (set[str](), None) if again else check_dependencies(c, spec.after, principal)
             rows = db.create_jobs(
                 c,

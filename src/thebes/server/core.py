@@ -19,12 +19,13 @@ from thebes.engine.contract import Launch, Mechanism, NodeFacts, Part, Report
 from thebes.model.decision import HOLDS
 from thebes.server import store as db
 from thebes.server.errors import Conflict, NotFound
-from thebes.server.ledger import Ledger, Planned
+from thebes.server.ledger import UNTOLD, Ledger, Planned
 from thebes.server.outcome import Outcome, Why, judge, lost_work_s
 from thebes.server.spec import JobSpec
 
 CANCEL_GRACE_S = 5.0  # between SIGTERM and SIGKILL of a cancelled job
 MAX_LOSSES = 20  # an incarnation lost so many times in a row has a cause that we do not see
+MAX_REASONS = 1000  # that a decision's entry in the journal tells
 SMOOTHING = 0.5  # weight of the newest measurement of what suspending or resuming a job takes
 
 Write = Callable[[Connection], None]
@@ -155,7 +156,6 @@ class Core:
         self.dependents: dict[str, set[str]] = {}
         self.nodes: dict[str, NodeFacts] = {}
         self.drained: dict[str, str] = {}
-        self.fates: dict[str, int] = {}
         self.unlaunched: dict[str, None] = {}  # jobs with GPUs given that are not launched yet, in that order
         self.on_gpu: dict[int, set[tuple[str, int]]] = {}
         self.writes: list[Write] = []
@@ -224,17 +224,13 @@ class Core:
         """Ask the policy and begin to carry its answer out."""
         self.dirty = False
         planned, view = self.ledger.decide(now_s)
-        ids = [self.ledger.ids[row] for row in view.jobs.rows]
-        before = self.fates
-        self.fates = dict(zip(ids, planned.fates, strict=True))
+        rows = view.jobs.rows
+        news = (planned.fates != HOLDS) & (planned.fates != self.ledger.fates[rows])
+        told = zip(rows[news][:MAX_REASONS].tolist(), planned.fates[news][:MAX_REASONS].tolist(), strict=True)
+        reasons = {self.ledger.ids[row]: self.ledger.reason(fate) for row, fate in told}
         entry = planned.entry()
         self.ledger.apply(entry)
-        reasons = {
-            job: self.ledger.reason(fate)
-            for job, fate in self.fates.items()
-            if fate != HOLDS and before.get(job) != fate
-        }
-        body = entry | {"ids": len(ids), "reasons": dict(list(reasons.items())[:1000])}
+        body = entry | {"ids": len(rows), "reasons": reasons}
         self.writes.append(lambda c: void(db.append_journal(c, planned.now_s, "decision", body)))
         self.journalled += 1
         for job_id in planned.promote:
@@ -653,7 +649,6 @@ class Core:
             self._input({"op": "leave", "t": now_s, "job": job.id, "completed": state == "completed"})
         job.target = None
         self.unlaunched.pop(job.id, None)
-        self.fates.pop(job.id, None)
         job.state = state
         self._update(job, state=state, reason=reason, end_s=now_s, exit_code=exit_code)
         self._event(now_s, state, job, exit_code=exit_code, detail=reason)
@@ -1031,8 +1026,8 @@ class Core:
                 return "its last incarnation is still saving its state"
             busy = {holder for gpu in job.target for holder, _ in self.on_gpu.get(gpu, ())}
             return f"its GPUs are being cleared by job {', '.join(sorted(busy)[:5])}" if busy else "is being started"
-        fate = self.fates.get(job.id)
-        return "" if fate is None or fate == HOLDS else self.ledger.reason(fate)
+        fate = self.ledger.fate_of(job.id)
+        return "" if fate in (HOLDS, UNTOLD) else self.ledger.reason(fate)
 
     def _input(self, entry: dict[str, Any]) -> None:
         """Change the ledger, and write down how."""

@@ -103,7 +103,7 @@ def create_jobs(
     if client_key is not None:
         submission = _submission_digest(spec_json, members, tenant, held)
         key = {"user": user, "client_key": client_key}
-        if _KEY_IS_USED.run(c, key).fetchone():
+        if key_is_used(c, user, client_key):
             earlier = c.execute(_JOBS_BY_KEY, key).all()
             if earlier[0].submission != submission:
                 raise StoreConflict(
@@ -152,6 +152,11 @@ def create_jobs(
         ],
     )
     return [_job(row, spec_json) for row in c.execute(_JOBS_BY_ARRAY, {"id": number})]
+
+
+def key_is_used(c: Connection, user: str, client_key: str) -> bool:
+    """Whether the user has submitted with this key before."""
+    return _KEY_IS_USED.run(c, {"user": user, "client_key": client_key}).fetchone() is not None
 
 
 def _submission_digest(spec_json: str, members: Sequence[int | None], tenant: str, held: bool) -> str:

@@ -36,11 +36,6 @@ def named(c: Connection, name: str) -> list[db.JobRow]:
     return [one] if one is not None else db.members(c, name)
 
 
-def key_is_used(c: Connection, user: str, client_key: str) -> bool:
-    """Whether the user has submitted with this key before."""
-    return c.scalar(select(jobs.c.seq).where(jobs.c.user == user, jobs.c.client_key == client_key).limit(1)) is not None
-
-
 def unfinished_dependencies(
     c: Connection, rows: Collection[db.JobRow]
 ) -> tuple[dict[str, set[str]], dict[str, tuple[str, str]]]:
