@@ -42,12 +42,12 @@ class Target:
         context.check_hostname = self.dir is None
         return context
 
-    def check_alive(self) -> None:
-        """Raise when nobody is there who could start the controller again, so that waiting makes no sense."""
-        if self.dir is not None:
-            found = Instance(self.dir)
-            if found.holder_pid("keeper") is None and found.holder_pid("controller") is None:
-                raise not_running(self.dir)
+    def may_come_back(self) -> bool:
+        """Whether somebody is there who could start the controller again; of another machine nobody can say."""
+        if self.dir is None:
+            return True
+        found = Instance(self.dir)
+        return found.holder_pid("keeper") is not None or found.holder_pid("controller") is not None
 
 
 def find_target(
@@ -62,13 +62,18 @@ def find_target(
     found = Instance.at(os.fspath(folder) if folder is not None else None)
     endpoint = found.read_endpoint()
     if endpoint is None:
-        raise not_running(found.dir)
+        raise _not_running_in(found.dir)
     given = token or os.environ.get("THEBES_TOKEN")
     return Target(endpoint["url"], given or found.read_token(), found.dir, endpoint.get("tls_cert"))
 
 
-def not_running(base: Path) -> UserError:
+def not_running(target: Target) -> UserError:
     """The one message for "there is nobody to talk to"."""
+    assert target.dir is not None
+    return _not_running_in(target.dir)
+
+
+def _not_running_in(base: Path) -> UserError:
     option = "" if base == Instance.at("~/.thebes").dir else f" --dir {base}"
     return UserError(f"no Thebes cluster is running in {base}", hint=f"start one: thebes up{option}")
 
