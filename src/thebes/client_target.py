@@ -47,7 +47,7 @@ class Target:
         if self.dir is None:
             return True
         found = Instance(self.dir)
-        return found.holder_pid("keeper") is not None or found.holder_pid("controller") is not None
+        return any(found.holder_pid(part) is not None for part in ("keeper", "standby", "controller"))
 
 
 def find_target(
