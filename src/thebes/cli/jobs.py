@@ -236,7 +236,7 @@ def job_lines(job: dict[str, Any]) -> list[str]:
         ("asks for", _request(job, spec)),
         ("submitted", clock(job["submit_s"], now_s)),
         ("waited", duration(waited_s(job, now_s))),
-        ("ran", duration(ran_s(job, now_s)) + _ran_of(spec)),
+        ("ran", duration(sum(_ran_in(attempt, now_s) for attempt in job["attempts"])) + _ran_of(spec)),
     ]
     if job["end_s"] is not None:
         code = "" if job["exit_code"] is None else f", exit code {job['exit_code']}"
