@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from thebes.client_target import Target, find_target
+from thebes.client_target import Target, find_target, not_running
 from thebes.model.errors import UserError
 
 if TYPE_CHECKING:
@@ -503,20 +503,17 @@ class _Patience:
         """Seconds until the next try; raises when there should be none."""
         import httpx
 
+        what = str(error) or type(error).__name__
         reached = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
         if reached and not repeatable:
-            raise ServerError(
-                f"the connection to {target.url} broke before the answer came: {error or type(error).__name__}",
-                hint="it may have been done or not: look before you repeat it",
-                status=0,
-            ) from error
-        target.check_alive()
+            message = f"the connection to {target.url} broke before the answer came: {what}"
+            hint = "it may have been done or not: look before you repeat it"
+            raise ServerError(message, hint=hint, status=0) from None
+        if not target.may_come_back():
+            raise not_running(target) from None
         if time.monotonic() + self._pause_s > self._until_s:
-            raise ServerError(
-                f"no answer from {target.url}: {error or type(error).__name__}",
-                hint="is the cluster running? try: thebes status",
-                status=0,
-            ) from error
+            hint = "is the cluster running? try: thebes status"
+            raise ServerError(f"no answer from {target.url}: {what}", hint=hint, status=0) from None
         return self._next()
 
     def slowed_down(self, response: httpx.Response) -> float | None:
