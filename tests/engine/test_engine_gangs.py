@@ -196,5 +196,26 @@ def test_an_engine_opened_before_the_agents_finds_them(tmp_path: Path) -> None:
     run(test())
 
 
+def test_a_listener_that_fails_does_not_cost_the_connection(two_nodes: Path) -> None:
+    async def test() -> None:
+        heard: list[object] = []
+
+        def clumsy(news: object) -> None:
+            heard.append(news)
+            if isinstance(news, Report) and news.job_id == "7" and len(heard) % 2:
+                raise KeyError("clumsy")
+
+        engine = local.LocalEngine(two_nodes, ["n0"])
+        await engine.open(clumsy)
+        await engine.launch(shell("7", "sleep 0.2"))
+        deadline = time.monotonic() + 20
+        while not any(isinstance(one, Report) and one.job_id == "7" and one.state == "exited" for one in heard):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        await engine.close()
+
+    run(test())
+
+
 def _is(news: object, alive: bool) -> bool:
     return isinstance(news, NodeChange) and news.facts.alive is alive

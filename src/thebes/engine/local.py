@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from typing import Any
 from thebes.engine import wire
 from thebes.engine.contract import Launch, Listener, Mechanism, NodeChange, NodeFacts, Refused, Report
 
+LOG = logging.getLogger(__name__)
 CALL_S = 10.0
 START_S = 40.0  # an older incarnation may have to be ended first
 SUSPEND_S = 600.0  # moving GPU memory into host memory takes half a second per GiB
@@ -41,6 +43,7 @@ class Link:
         self.listener = listener
         self.facts = NodeFacts(node, (), alive=False, detail=f"the agent of {node} has not been reached yet")
         self.told_alive: bool | None = None
+        self.lost_s = 0.0  # when it was last there, by the loop's clock
         self.looked = asyncio.Event()  # reached, or known to be down
         self.ready = asyncio.Event()  # connected, and everything missed has been told
         self.early: list[Report | NodeChange] = []
@@ -52,26 +55,26 @@ class Link:
     async def keep_up(self) -> None:
         """Connect, listen, and again, for ever."""
         loop = asyncio.get_running_loop()
-        lost_s = loop.time()
+        self.lost_s = loop.time()
         delay_s = RETRY_FIRST_S
         while True:
+            # A connection that is there but says nothing is no better than none.
+            down = loop.call_at(max(loop.time(), self.lost_s + DOWN_AFTER_S), self._down)
             try:
                 async with asyncio.timeout(DOWN_AFTER_S):
                     reader, self.writer = await wire.connect(self.path)
-                down = loop.call_at(max(loop.time(), lost_s + DOWN_AFTER_S), self._down, "its agent does not answer")
-                try:
-                    await self._converse(reader, down)
-                    delay_s = RETRY_FIRST_S
-                finally:
-                    down.cancel()
-                    lost_s = loop.time() if self.told_alive else lost_s
-                    self._hang_up()
-            except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
-                self.facts = replace(self.facts, detail=self.facts.detail or str(error))
-            if self.told_alive is not False and loop.time() - lost_s >= DOWN_AFTER_S:
-                self._down("its agent cannot be reached")
-            until_down_s = lost_s + DOWN_AFTER_S - loop.time() if self.told_alive is not False else delay_s
-            await asyncio.sleep(max(0.0, min(delay_s, max(until_down_s, 0.001))))
+                await self._converse(reader, down)
+                delay_s = RETRY_FIRST_S
+            except (OSError, TimeoutError, ValueError):
+                pass
+            except Exception:  # the listener's: it must not cost us the connection for good
+                LOG.exception("node %s: a report could not be handled", self.node)
+            finally:
+                down.cancel()
+                self._hang_up()
+            if loop.time() - self.lost_s >= DOWN_AFTER_S:
+                self._down()
+            await asyncio.sleep(delay_s)
             delay_s = min(RETRY_LAST_S, delay_s * 2)
 
     async def _converse(self, reader: asyncio.StreamReader, down: asyncio.TimerHandle) -> None:
@@ -87,8 +90,7 @@ class Link:
             listen.result()
         finally:
             listen.cancel()
-            with suppress(asyncio.CancelledError, OSError, ValueError):
-                await listen
+            await asyncio.gather(listen, return_exceptions=True)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
@@ -123,14 +125,17 @@ class Link:
             self.listener(news)
         self.ready.set()
 
-    def _down(self, detail: str) -> None:
+    def _down(self) -> None:
         self.looked.set()
         if self.told_alive is not False:
             self.told_alive = False
+            detail = f"the agent of {self.node} does not answer"
             self.facts = replace(self.facts, alive=False, pid=None, detail=detail)
             self.listener(NodeChange(self.facts))
 
     def _hang_up(self) -> None:
+        if self.ready.is_set():
+            self.lost_s = asyncio.get_running_loop().time()
         self.ready.clear()
         self.early.clear()
         if self.writer is not None:
