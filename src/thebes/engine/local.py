@@ -67,8 +67,6 @@ class Link:
                 delay_s = RETRY_FIRST_S
             except (OSError, TimeoutError, ValueError):
                 pass
-            except Exception:  # the listener's: it must not cost us the connection for good
-                LOG.exception("node %s: a report could not be handled", self.node)
             finally:
                 down.cancel()
                 self._hang_up()
@@ -223,7 +221,10 @@ class LocalEngine:
             if change.node not in nodes:
                 nodes.append(change.node)
         if self._listener is not None:
-            self._listener(change)
+            try:
+                self._listener(change)
+            except Exception:  # its own trouble: it must not cost us the connection, nor what follows
+                LOG.exception("news of a node could not be handled")
 
     async def nodes(self) -> list[NodeFacts]:
         return [link.facts for link in self._links.values()]
