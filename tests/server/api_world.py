@@ -55,6 +55,8 @@ class WritingEngine(FakeEngine):
     async def read_log(self, job_id: str, incarnation: int, rank: int, offset: int, limit: int) -> tuple[bytes, int]:
         if self.broken is not None:
             raise self.broken
+        if rank > 0 and (job_id, incarnation, rank) not in self.logs:
+            raise FileNotFoundError(rank)
         data = self.logs.get((job_id, incarnation, rank), b"")
         start = max(0, len(data) + offset) if offset < 0 else min(offset, len(data))
         piece = data[start : start + limit]

@@ -283,6 +283,14 @@ class TestLogs:
         assert self.ask(world, job).content == data
         assert self.ask(world, job, "rank=3").content == b"other"
 
+    def test_a_rank_that_there_is_not(self, world: World, job: Any) -> None:
+        response = world.until(lambda: (got := self.ask(world, job, "rank=7")).status_code == 404 and got)
+        assert "has no log of rank 7" in response.json()["error"]
+        client = world.client("ann")
+        client.submit("true", gpus=8)
+        waiting = client.submit("true", gpus=8)
+        assert self.ask(world, waiting, "rank=7").status_code == 200, "nobody knows yet"
+
     def test_done_only_after_the_last_byte(self, world: World, job: Any) -> None:
         world.write_log(job.id, b"last words")
         world.end(job.id)

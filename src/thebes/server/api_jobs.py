@@ -310,7 +310,7 @@ class _LogReader:
 
     async def _look(self, offset: int, limit: int) -> tuple[bytes, int, int, bool, bool]:
         """Data, next offset, incarnation, done, final. The state is read before the log: so the end is not missed."""
-        job, ended = await self.api.read(self._state)
+        job, attempt = await self.api.read(self._state)
         incarnation = self.incarnation or job.incarnation
         last = job.terminal and incarnation >= job.incarnation
         if incarnation == 0 or incarnation > job.incarnation:
@@ -321,19 +321,24 @@ class _LogReader:
         except Refused as error:
             raise NotFound(str(error)) from None
         except FileNotFoundError:
+            if attempt is not None and attempt.started_s is not None:
+                raise NotFound(
+                    f"job {self.job_id} has no log of rank {self.rank} (incarnation {incarnation})",
+                    hint="ranks are numbered from 0; one per GPU unless the job says otherwise",
+                ) from None
             data, following = b"", max(0, offset)
         except (OSError, TimeoutError) as error:
             raise Unavailable(f"the log of job {self.job_id} cannot be read now: {error}", hint="try again") from None
+        ended = job.terminal or (attempt is not None and attempt.ended_s is not None)
         done = ended and not data
         return data, following, incarnation, done, done and last
 
-    def _state(self, c: Connection) -> tuple[db.JobRow, bool]:
+    def _state(self, c: Connection) -> tuple[db.JobRow, db.AttemptRow | None]:
         rows = _seen(c, self.asker, self.job_id)
         if rows[0].id != self.job_id:
             raise Conflict(f"{self.job_id} is an array: each member has its own log", hint=f"as in {rows[0].id}")
         job = rows[0]
-        attempt = db.get_attempt(c, job.id, self.incarnation or job.incarnation)
-        return job, job.terminal or (attempt is not None and attempt.ended_s is not None)
+        return job, db.get_attempt(c, job.id, self.incarnation or job.incarnation)
 
 
 def _log_response(data: bytes, offset: int, incarnation: int, done: bool, final: bool) -> Response:
