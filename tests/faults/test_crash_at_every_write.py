@@ -11,9 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,13 +26,16 @@ from typing import Any
 import pytest
 from cluster_in_a_test import ADMIN, LiveCluster
 from fake_engine import FakeClock, FakeEngine
+from fault_cluster import PATIENCE_S, FaultCluster
 
+from thebes.client import Client
 from thebes.engine.contract import Mechanism
+from thebes.model.errors import UserError
 from thebes.node.instance import write_json
 from thebes.server import store as db
 from thebes.server import writer
-from thebes.server.config import Config
-from thebes.server.crash_points import CrashPoint
+from thebes.server.config import Config, save
+from thebes.server.crash_points import VARIABLE, CrashPoint
 from thebes.server.errors import Conflict
 from thebes.server.replay import replay_store
 from thebes.server.spec import JobSpec
@@ -358,3 +366,126 @@ def test_a_crash_during_the_recovery_from_a_crash(tmp_path: Path, undisturbed: t
         choose = random.Random(f"again {at}")
         sides = [choose.choice(("before", "after")) for _ in range(3)]
         check(tmp_path / str(at), outcome, (at, sides[0]), (1, sides[1]), (choose.randint(1, 3), sides[2]))
+
+
+# ---- with real processes
+
+
+class RealController:
+    """Agents and a controller without a keeper: whoever asks for something starts the controller again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cluster = FaultCluster(folder)
+        self.cluster.instance.create()
+        nodes = [{"name": name, "gpus": gpus, "virtual": True} for name, gpus in NODES.items()]
+        save(self.cluster.instance.config, Config(nodes=nodes, grace_s=2.0))  # type: ignore[arg-type]
+        self.agents = [self._start("thebes.node.agent", name) for name in NODES]
+        self.controller: subprocess.Popen[bytes] | None = None
+        self.deaths = 0
+
+    def _start(self, module: str, *more: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", module, str(self.cluster.instance.dir), *more]
+        return subprocess.Popen(command, start_new_session=True, env={**os.environ, **(env or {})})
+
+    def start(self, crash_at: str = "") -> None:
+        self.controller = self._start("thebes.server.main", env={VARIABLE: crash_at} if crash_at else None)
+
+    def call(self, what: Callable[[Client], Any], *, repeats: Collection[int] = ()) -> Any:
+        """Until an answer comes; a repeat may be answered with a status in `repeats`: it was done the first time."""
+        repeated = False
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                with Client(dir=self.cluster.instance.dir) as client:
+                    return what(client)
+            except UserError as error:
+                status = getattr(error, "status", 0)
+                if repeated and status in repeats:
+                    return None
+                if status != 0 or time.monotonic() > deadline:
+                    raise
+                repeated = True
+                self.bring_back()
+                time.sleep(0.05)
+
+    def bring_back(self) -> None:
+        if self.controller is not None and (code := self.controller.poll()) is not None:
+            assert code == -signal.SIGKILL, f"the controller ended with {code}"
+            self.deaths += 1
+            self.start()
+
+    def stop(self) -> None:
+        for process in [self.controller, *self.agents]:
+            if process is not None and process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(20.0)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def real_script(real: RealController, folder: Path, prefix: str) -> dict[str, tuple[str, list[str]]]:
+    """Every sort of write, with jobs that run; per key the expected state and the ids."""
+    found: dict[str, tuple[str, list[str]]] = {}
+
+    def submit(key: str, state: str, kind: str = "plain", steps: int = 3, gpus: int = 1, **fields: Any) -> str:
+        key = f"{prefix}-{key}"
+        command = real.cluster.job_command(folder, key, kind, steps, 0.05)
+        job = real.call(lambda c: c.submit(command, key=key, name=key, gpus=gpus, workdir="/", **fields))
+        found[key] = (state, list(job.ids or (job.id,)))
+        return job.id
+
+    first = submit("first", "completed", steps=30, gpus=3)
+    array = submit("array", "completed", "careless", array=[1, 2])
+    submit("urgent", "completed", gpus=4, priority=10)
+    submit("after", "completed", after=[first])
+    fails = submit("fails", "failed", "fails")
+    submit("never", "cancelled", after=[fails])
+    gone = submit("gone", "cancelled", "deaf", steps=2000)
+    held = submit("held", "completed")
+    real.call(lambda c: c.hold(held), repeats=(409,))
+    real.call(lambda c: c.cancel(gone), repeats=(409,))
+    real.call(lambda c: c.drain("n1", reason="broken", preempt=True))
+    real.call(lambda c: c.undrain("n1"), repeats=(409,))
+    real.call(lambda c: c.release(held), repeats=(409,))
+    assert array
+    for _, ids in found.values():
+        for job_id in ids:
+            deadline = time.monotonic() + 2 * PATIENCE_S
+            while not real.call(lambda c, job_id=job_id: c.wait(job_id, 2.0))["done"]:
+                assert time.monotonic() < deadline, f"job {job_id} does not end"
+                real.bring_back()
+    return found
+
+
+@pytest.mark.faults
+def test_a_controller_that_is_really_killed_at_a_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    choose = random.Random("really")
+    points = [(at, choose.choice(("before", "after"))) for at in (1, *choose.sample(range(2, 40), 4))]
+    folder = tmp_path / "diaries"
+    folder.mkdir()
+    real = RealController(tmp_path / "i")
+    expected: dict[str, tuple[str, list[str]]] = {}
+    try:
+        for at, side in points:
+            real.start(f"{at}:{side}")
+            expected |= real_script(real, folder, f"{at}-{side}")
+            assert real.controller is not None
+            real.controller.kill()  # the next one counts from its own start
+            real.controller.wait()
+        real.start()
+        rows = {job["id"]: job for job in real.call(lambda c: list(c.jobs()))}
+        assert sorted(rows) == sorted(job_id for _, ids in expected.values() for job_id in ids), "lost or doubled"
+        for key, (state, ids) in expected.items():
+            assert {rows[job_id]["state"] for job_id in ids} == {state}, f"{key}: {[rows[i] for i in ids]}"
+        assert "DOUBLE" not in "".join(path.read_text() for path in folder.glob("*.log") if "array" not in path.name)
+        assert not real.cluster.of_jobs()
+        assert all(node["gpus_busy"] == 0 for node in real.call(lambda c: c.nodes()))
+        assert all(one.same for one in replay_store(tmp_path / "i"))
+        with capsys.disabled():
+            print(f"\nreal controllers killed at a write: {real.deaths} of {len(points)} ", end="", flush=True)
+        assert real.deaths >= len(points) - 1
+    finally:
+        real.stop()
+        real.cluster.clean_up()
