@@ -14,9 +14,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "train"
+SLACK_S = 600.0  # what is waited for at the most; importing PyTorch on a busy machine takes minutes
+STARTED: list[subprocess.Popen[str]] = []  # a test that fails leaves none of them behind: see conftest.py
 
 
-def wait_until(condition: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, limit_s: float = SLACK_S) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {limit_s:.0f} s: {what}"
@@ -68,10 +70,12 @@ class Job:
 
     def start(self, *command: str | Path, **extra: str) -> subprocess.Popen[str]:
         """One rank, with its output in a pipe."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, *map(str, command)],
             env=self.env(**extra), cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
+        STARTED.append(process)
+        return process
 
     def start_ranks(self, ranks: int, *command: str | Path) -> list[subprocess.Popen[str]]:
         port = str(free_port())
@@ -86,7 +90,7 @@ class Job:
     def run(self, *command: str | Path, **extra: str) -> str:
         """A run that nobody interrupts; its output."""
         process = self.start(*command, **extra)
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=SLACK_S)
         assert process.returncode == 0, output
         return output
 

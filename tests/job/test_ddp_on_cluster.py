@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attempts import EXAMPLES, ROOT, environment
+from attempts import EXAMPLES, ROOT, SLACK_S, environment
 
 from thebes.engine.contract import Launch, NodeChange, Part, Report
 from thebes.engine.local import LocalEngine
@@ -55,7 +55,7 @@ class Cluster:
         )  # fmt: skip
 
     async def until(self, job_id: str, incarnation: int, node: str, true: Callable[[Report], object]) -> Report:
-        deadline = time.monotonic() + 120.0
+        deadline = time.monotonic() + SLACK_S
         while not ((found := self.reports.get((job_id, incarnation, node))) and true(found)):
             assert time.monotonic() < deadline, f"waited for too long; last heard: {found}"
             assert found is None or found.state != "exited", f"{found}: {await self.log(job_id, incarnation, 0)}"

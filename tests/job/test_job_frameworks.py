@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from attempts import environment
+from attempts import SLACK_S, environment
 
 pytestmark = pytest.mark.torch
 
@@ -167,7 +167,7 @@ print("as one", steps)
 def run(tmp_path: Path, script: str, *arguments: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", INCARNATIONS + script, str(tmp_path), *arguments],
-        env=environment(CUDA_VISIBLE_DEVICES=""), cwd=tmp_path, text=True, capture_output=True, timeout=300,
+        env=environment(CUDA_VISIBLE_DEVICES=""), cwd=tmp_path, text=True, capture_output=True, timeout=SLACK_S,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "as one" in ended.stdout

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from attempts import EXAMPLES, ROOT, Job, free_port, wait_until
+from attempts import EXAMPLES, ROOT, SLACK_S, Job, free_port, wait_until
 
 pytestmark = [
     pytest.mark.torch,
@@ -31,7 +31,7 @@ WEIGHTS = re.compile(r"weights ([0-9a-f]{64})")
 
 def finished(ranks: list[subprocess.Popen[str]], code: int) -> str:
     """All ranks end with this code; what rank 0 printed."""
-    outputs = [process.communicate(timeout=120)[0] for process in ranks]
+    outputs = [process.communicate(timeout=SLACK_S)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [code] * len(ranks), "\n".join(outputs)
     return outputs[0]
 
@@ -78,7 +78,7 @@ def test_killed_then_asked_on_one_node_only(tmp_path: Path, uninterrupted: str) 
     for process in ranks:
         process.kill()
     for process in ranks:
-        process.communicate(timeout=60)
+        process.communicate(timeout=SLACK_S)
     assert job.remember() % 16 == 0
 
     script = command(job, "--step-time", "0.01")
@@ -104,7 +104,7 @@ def test_under_torchrun(tmp_path: Path, uninterrupted: str) -> None:
     process = job.start(*torchrun, "--master-port", str(free_port()), *script)
     wait_until(lambda: job.has("progress"), "the first step")
     job.notice()
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=SLACK_S)
     assert process.returncode == 85, output
     job.remember()
     script = command(job)
@@ -137,7 +137,7 @@ def test_every_generator_goes_on_and_other_parts_are_an_error(tmp_path: Path) ->
 
     job.next_attempt()
     process = job.start("-c", SINGLE, "5", "model")
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=SLACK_S)
     assert process.returncode == 85, output
     assert job.remember() == 6
     job.next_attempt()
@@ -145,6 +145,6 @@ def test_every_generator_goes_on_and_other_parts_are_an_error(tmp_path: Path) ->
 
     job.next_attempt()
     process = job.start("-c", SINGLE, "never", "model", "more")
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=SLACK_S)
     assert process.returncode == 1
     assert "was saved with other parts than this loop has: more" in output
