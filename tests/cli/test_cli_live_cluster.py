@@ -25,7 +25,7 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("live") / "t"
     # The first `up` of a version compiles the policies, which takes minutes on a busy machine.
     subprocess.run(
-        [*THEBES, "up", "--virtual-gpus", "4", "--nodes", "2", "--dir", str(folder)], check=True, timeout=120
+        [*THEBES, "up", "--virtual-gpus", "4", "--nodes", "2", "--dir", str(folder)], check=True, timeout=600
     )
     yield folder
     subprocess.run([*THEBES, "down", "--now", "--dir", str(folder)], check=True, timeout=60)
