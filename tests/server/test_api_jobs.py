@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import socket
 import threading
 import time
@@ -489,6 +490,20 @@ class TestLimits:
             response = http.post("/v1/snapshots", content=gzip.compress(b"no archive"))
             assert response.status_code == 422
             assert list((tmp_path / "i/snapshots").iterdir()) == []
+
+    def test_old_snapshots_go_unless_a_waiting_job_names_them(self, world: World, tmp_path: Path) -> None:
+        client, snapshots = world.client("ann"), world.app.state.api.snapshots
+        digests = []
+        for name in ("used", "unused", "fresh"):
+            (tmp_path / "which").write_text(name)
+            digests.append(client.upload_snapshot(tmp_path))
+        client.submit("true", gpus=8)
+        client.submit("true", gpus=8, workdir=str(tmp_path), snapshot=digests[0])
+        for digest in digests[:2]:
+            os.utime(snapshots.path(digest), (time.time() - 90_000,) * 2)
+        world.app.state.api.next_prune_s = 0.0
+        assert client.upload_snapshot(tmp_path) == digests[2]
+        assert [snapshots.has(digest) for digest in digests] == [True, False, True]
 
 
 class TestServer:

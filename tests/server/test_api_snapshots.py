@@ -136,6 +136,7 @@ class TestHonest:
         (work / "more").write_text("x")
         second = receive(snapshots, pack(work)[0].read_bytes())
         assert snapshots.prune({first}) == 0
+        assert not snapshots.any_older()
         assert snapshots.prune({first}, older_than_s=-1.0) == 1
         assert snapshots.has(first)
         assert not snapshots.has(second)

@@ -27,7 +27,6 @@ from thebes.server.api_cluster import cluster_routes
 from thebes.server.api_jobs import job_routes
 from thebes.server.errors import error_body, headers_of, invalid, status_of
 from thebes.server.gate import Gate
-from thebes.server.limits import Limits
 from thebes.server.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -38,17 +37,9 @@ if TYPE_CHECKING:
 IN_MODELS: tuple[type[BaseModel], ...] = (JobSpec, *answers.IN_MODELS)
 
 
-def create_app(
-    controller: Controller,
-    store: Store,
-    config: Config,
-    *,
-    folder: Path | None = None,
-    limits: Limits | None = None,
-) -> FastAPI:
-    """The whole API. `folder` is the instance's; it is where the store lies, unless said otherwise."""
-    limits = limits or Limits()
-    api = Api(controller, store, config, folder or Path(store.path).parent, limits)
+def create_app(controller: Controller, store: Store, config: Config) -> FastAPI:
+    """The whole API of one instance, whose folder is where its store lies."""
+    api = Api(controller, store, config, Path(store.path).parent)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> Any:
@@ -69,7 +60,7 @@ def create_app(
     api.metrics.on_scrape(controller.refresh_metrics)
     for routes in (job_routes, cluster_routes, admin_routes):
         app.router.routes.extend(routes(api).routes)  # flat: each level would cost every request some time
-    app.add_middleware(Gate, access=api.access, limits=limits, metrics=api.metrics)
+    app.add_middleware(Gate, access=api.access, limits=api.limits, metrics=api.metrics)
     app.add_exception_handler(UserError, _on_user_error)
     app.add_exception_handler(RequestValidationError, _on_bad_parameter)
     app.add_exception_handler(HTTPException, _on_http_error)

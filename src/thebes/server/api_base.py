@@ -7,6 +7,8 @@ FastAPI does not parse it for them.
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
@@ -22,10 +24,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from thebes.model.errors import nearest
 from thebes.server import answers
+from thebes.server import store as db
 from thebes.server.access import Access
 from thebes.server.errors import Invalid, invalid
 from thebes.server.gate import read_body
-from thebes.server.limits import Limits, Places, Rate
+from thebes.server.limits import Places, Rate
 from thebes.server.metrics import Metrics
 from thebes.server.snapshots import Snapshots
 from thebes.server.store import Store
@@ -43,11 +46,10 @@ READERS = 4
 class Api:
     """What the routes share."""
 
-    def __init__(self, controller: Controller, store: Store, config: Config, folder: Path, limits: Limits) -> None:
+    def __init__(self, controller: Controller, store: Store, config: Config, folder: Path) -> None:
         self.controller = controller
         self.store = store
-        self.config = config
-        self.limits = limits
+        self.limits = limits = config.limits
         self.metrics: Metrics = controller.metrics
         self.access = Access(store)
         self.places = Places()
@@ -57,6 +59,7 @@ class Api:
             asyncio.Event()
         )  # ends streams and long polls, so that a server that stops need not wait for them
         self.bulletin = Bulletin(controller.changes, self.closing)
+        self.next_prune_s = 0.0
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="api-read")
 
     async def read(self, ask: Callable[[Connection], T]) -> T:
@@ -68,6 +71,15 @@ class Api:
 
         return await asyncio.get_running_loop().run_in_executor(self._readers, asked)
 
+    async def prune_snapshots(self) -> None:
+        """Once an hour, remove archives of yesterday that no living job names. Who has started has a copy."""
+        if time.monotonic() < self.next_prune_s:
+            return
+        self.next_prune_s = time.monotonic() + 3600.0
+        if await asyncio.to_thread(self.snapshots.any_older):
+            keep = await self.read(_named_snapshots)
+            await asyncio.to_thread(self.snapshots.prune, keep)
+
     async def body(self, request: Request, kind: type[M], *, what: str = "the request") -> M:
         """A body of this kind; one that is empty stands for all defaults."""
         return parse(kind, await read_body(request, self.limits.body_bytes) or b"{}", what=what)
@@ -76,6 +88,11 @@ class Api:
         self.closing.set()
         await self.bulletin.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
+
+
+def _named_snapshots(c: Connection) -> set[str]:
+    specs = {row.spec for row in db.alive_jobs(c) if '"snapshot"' in row.spec}
+    return {digest for spec in specs if (digest := json.loads(spec).get("snapshot"))}
 
 
 def parse(kind: type[M], raw: bytes, *, what: str = "the request") -> M:

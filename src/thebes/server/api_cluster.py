@@ -195,6 +195,7 @@ def cluster_routes(api: Api) -> APIRouter:
             raise too_large(api.limits.snapshot_bytes)
         with api.places.one(asker.key, "uploads", api.limits.uploads_per_token):
             digest, size = await api.snapshots.receive(request.stream(), expected)
+            await api.prune_snapshots()
         return reply(answers.Snapshot(digest=digest, bytes=size), 201)
 
     return router

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from thebes.model.errors import UserError
 from thebes.node.instance import explain, write_json
+from thebes.server.limits import Limits
 
 if TYPE_CHECKING:
     from thebes.placement import Placement
@@ -52,6 +53,7 @@ class Config(BaseModel):
     tls_key: str | None = None
     grace_s: float = Field(30.0, ge=0, le=86_400, allow_inf_nan=False)
     log_limit_mib: int = Field(64, ge=1, le=1 << 20)
+    limits: Limits = Limits()  # what one token may ask of the API
 
     @model_validator(mode="after")
     def _node_names_differ(self) -> Config:

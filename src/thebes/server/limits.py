@@ -8,25 +8,27 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from thebes.server.errors import TooMany
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Defaults are far above what people do, and far below what would hurt the controller."""
+class Limits(BaseModel):
+    """Defaults are far above what people do, and far below what would hurt the controller. In `config.json`: limits."""
 
-    admin_requests_per_s: float = 2000.0
-    user_requests_per_s: float = 1000.0
-    stranger_requests_per_s: float = 50.0  # failed logins, by address
-    plans_per_s: float = 10.0  # each runs the policy ahead, and everybody waits meanwhile
-    body_bytes: int = 1 << 20
-    snapshot_bytes: int = 256 << 20
-    unpacked_bytes: int = 2 << 30
-    streams_per_token: int = 64
-    long_polls_per_token: int = 2048
-    uploads_per_token: int = 4
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    admin_requests_per_s: float = Field(2000.0, ge=1)
+    user_requests_per_s: float = Field(1000.0, ge=1)
+    stranger_requests_per_s: float = Field(50.0, ge=1)  # failed logins, by address
+    plans_per_s: float = Field(10.0, ge=1)  # each runs the policy ahead, and everybody waits meanwhile
+    body_bytes: int = Field(1 << 20, ge=1 << 16)
+    snapshot_bytes: int = Field(256 << 20, ge=0)
+    unpacked_bytes: int = Field(2 << 30, ge=0)
+    streams_per_token: int = Field(64, ge=1)
+    long_polls_per_token: int = Field(2048, ge=1)
+    uploads_per_token: int = Field(4, ge=1)
 
 
 class Rate:

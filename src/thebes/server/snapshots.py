@@ -33,6 +33,7 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_MEMBERS = 100_000
 MAX_HEADER_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 20
+DAY_S = 86_400.0
 
 Kind = Literal["folder", "file", "link"]
 
@@ -127,16 +128,26 @@ class Snapshots:
             shutil.rmtree(draft, ignore_errors=True)
         return target
 
-    def prune(self, keep: Collection[str], *, older_than_s: float = 86_400.0) -> int:
-        """Remove archives that no living job names and that are old enough; how many."""
-        removed, now_s = 0, time.time()
+    def any_older(self, older_than_s: float = DAY_S) -> bool:
+        return next(self._older(older_than_s), None) is not None
+
+    def prune(self, keep: Collection[str], *, older_than_s: float = DAY_S) -> int:
+        """Remove archives (and uploads that broke off) that nobody names and that are old enough; how many."""
+        removed = 0
+        for path in list(self._older(older_than_s)):
+            if path.name.split(".")[0] not in keep:
+                with suppress(OSError):
+                    path.unlink()
+                    removed += 1
+        return removed
+
+    def _older(self, older_than_s: float) -> Iterator[Path]:
+        now_s = time.time()
         with suppress(FileNotFoundError):
             for path in self.folder.iterdir():
                 with suppress(OSError):
-                    if path.name.split(".")[0] not in keep and now_s - path.stat().st_mtime > older_than_s:
-                        path.unlink()
-                        removed += 1
-        return removed
+                    if now_s - path.stat().st_mtime > older_than_s:
+                        yield path
 
 
 def too_large(limit_bytes: int) -> TooLarge:
