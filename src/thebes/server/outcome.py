@@ -16,6 +16,7 @@ Kind = Literal["completed", "preempted", "failed", "timeout", "cancelled", "lost
 
 # Why an incarnation was asked to stop; empty: it was not.
 Why = Literal["", "preempt", "migrate", "hold", "requeue", "cancel", "shutdown", "gang"]
+TAKEN_DOWN = (-15, -9)  # how a rank ends that is stopped because of another
 RESUMABLE = ("preempt", "migrate", "hold", "requeue", "shutdown")
 
 
@@ -43,9 +44,11 @@ def judge(parts: Collection[Report], why: Why) -> Outcome:
         return Outcome("preempted", PREEMPTED_EXIT_CODE, "it saved its state and made room", saved=True)
     if why in RESUMABLE:
         return Outcome("preempted", _first_failure(codes), "it was stopped before it had saved", saved=False)
-    own = {rank: code for part in parts if part.cause == "exit" for rank, code in part.codes.items() if code != 0}
+    own = [(rank, code) for part in parts if part.cause == "exit" for rank, code in part.codes.items() if code != 0]
     if own:
-        rank, code = min(own.items())
+        # When one rank has failed the others are taken down with it: the one to name is the one that began. Codes are
+        # in the order in which the ranks of a node ended.
+        rank, code = next((one for one in own if one[1] not in TAKEN_DOWN), own[0])
         return Outcome("failed", code, f"rank {rank} {describe(code)}", saved=False)
     lost = next((part for part in parts if part.cause in ("lost", "killed")), None)
     detail = (lost.detail if lost and lost.detail else "") or "its processes were killed from outside"
