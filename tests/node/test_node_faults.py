@@ -139,7 +139,7 @@ def test_an_adopted_supervisor_that_is_killed_is_noticed(own_folder: Path) -> No
 def test_an_agent_killed_while_it_starts_a_job_starts_it_once_or_not_at_all(own_folder: Path) -> None:
     async def test() -> None:
         with agents(own_folder) as running:
-            for number in range(8):
+            for number in range(6):
                 await killed_while_starting(running, str(number + 1), after_s=0.004 * number)
 
     async def killed_while_starting(running: dict[str, Any], job: str, after_s: float) -> None:

@@ -49,7 +49,7 @@ from thebes.node.log_steps import LogSteps, TooSlow
 STARTED_WITHIN_S = 10.0
 KILLED_WITHIN_S = 5.0  # after which the supervisor itself is killed
 FROZEN_WITHIN_S = 10.0
-NURSERY_S = 5.0
+NURSERY_S = 3.0  # it answers in 2 ms unless it hangs
 LOOK_EVERY_S = 1.0
 HEALTH_EVERY_S = 30.0
 LOG_LIMIT_BYTES = 1 << 20
@@ -234,42 +234,48 @@ class Agent:
             for attempt in batch:
                 attempt.pid = 0
                 self._refresh(attempt)
-                if attempt.alive and not self._watch(attempt):
+                if attempt.alive and self._watch(attempt):
+                    self._follow_log(attempt, adopted=True)
+                    self.some_alive.set()
+                elif attempt.alive:
                     self._vanish(attempt)
 
     def _end_leftovers(self, batch: Sequence[Attempt]) -> None:
-        """Kill until nobody is left; only then the results are written. In a thread."""
-        trails = [_trail(attempt) for attempt in batch]
+        """Kill until nobody is left; only then the results are written. In a thread.
+
+        All under the attempts' locks: a supervisor that was only late waits for its lock, finds the result and ends.
+        One that has its lock already is alive after all and is left alone.
+        """
+        locks = {attempt: fd for attempt in batch if (fd := _lock(attempt.dir.path)) is not None}
+        try:
+            killed = self._kill_leftovers([_trail(attempt) for attempt in locks])
+            for attempt in locks:
+                self._write_lost(attempt, killed)
+        finally:
+            for fd in locks.values():
+                os.close(fd)
+
+    def _kill_leftovers(self, trails: Sequence[processes.Trail]) -> int:
         wait_s, killed = 0.005, 0
         while True:
             with self.spawning:
                 found = {*processes.leftovers(trails), *processes.strays(self.supervisors)}
                 processes.kill_all(found)
             if not found:
-                break
+                return killed
             killed += len(found)
             if not processes.wait_gone(found, wait_s):
                 wait_s = min(1.0, wait_s * 2)
-        for attempt in batch:
-            self._write_lost(attempt, killed)
 
     def _write_lost(self, attempt: Attempt, killed: int) -> None:
-        """The result of an attempt whose supervisor is gone; one that was only late sees it and does not start."""
-        attempt.dir.path.mkdir(mode=0o700, exist_ok=True)
-        fd = os.open(attempt.dir.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if not _take(fd):
-                return  # it has begun after all
-            state = attempt.dir.state()
-            if state.get("state") == "exited":
-                return
-            detail = "its supervisor was killed" if state else "its supervisor was killed before it had started the job"
-            if state and state.get("boot") != boot_id():
-                detail = f"node {self.node} was restarted"
-            self._persist(attempt.dir.path / "state.json", lost_state(attempt.dir, state, detail))
-            self.log.write("lost", node=self.node, attempt=attempt.dir.name, killed=killed, detail=detail)
-        finally:
-            os.close(fd)
+        state = attempt.dir.state()
+        if state.get("state") == "exited":
+            return
+        detail = "its supervisor was killed" if state else "its supervisor was killed before it had started the job"
+        if state and state.get("boot") != boot_id():
+            detail = f"node {self.node} was restarted"
+        self._persist(attempt.dir.path / "state.json", lost_state(attempt.dir, state, detail))
+        self.log.write("lost", node=self.node, attempt=attempt.dir.name, killed=killed, detail=detail)
 
     def _persist(self, path: Path, value: dict[str, Any]) -> None:
         """Durably, and again until it works: a full disk must not lose a result. In a thread."""
@@ -776,16 +782,19 @@ def _sync(path: Path) -> None:
             os.close(fd)
 
 
-def _take(fd: int) -> bool:
-    """Lock the file, unless somebody has it for longer than a look takes."""
+def _lock(folder: Path) -> int | None:
+    """Take the lock of an attempt, unless somebody has it for longer than a look takes; the open file."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + 0.25
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
+            return fd
         except BlockingIOError:
             if time.monotonic() > deadline:
-                return False
+                os.close(fd)
+                return None
             time.sleep(0.005)
 
 

@@ -67,12 +67,17 @@ def environment(pid: int) -> bytes:
 
 def children(pid: int) -> list[int]:
     """Direct children, whichever thread made them."""
+    if not _LISTS_CHILDREN:
+        return [other for other in all_pids() if (stat := read_stat(other)) and stat.parent == pid]
     found: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with suppress(OSError):
                 found += [int(word) for word in (task / "children").read_text().split()]
     return found
+
+
+_LISTS_CHILDREN = Path("/proc/thread-self/children").exists()  # not every kernel does
 
 
 def descendants(pid: int) -> list[int]:
