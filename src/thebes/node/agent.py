@@ -13,18 +13,14 @@ import argparse
 import asyncio
 import base64
 import ctypes
-import fcntl
 import json
 import os
-import py_compile
 import random
 import re
 import resource
-import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -41,20 +37,19 @@ from thebes.model.errors import UserError
 from thebes.node import gpus as gpu_discovery
 from thebes.node import launch as launching
 from thebes.node import processes, suspend
-from thebes.node.attempt import AttemptDir, Rate, lost_state, make_report, read_log
+from thebes.node.attempt import AttemptDir, Rate, lock_holder, lost_state, make_report, read_log, take_lock
 from thebes.node.clock import boot_id, boot_s
 from thebes.node.instance import Instance, JsonLines, LockHeld, explain, write_json
 from thebes.node.log_steps import LogSteps, TooSlow
+from thebes.node.nursery import Nursery
 
 STARTED_WITHIN_S = 10.0
 KILLED_WITHIN_S = 5.0  # after which the supervisor itself is killed
 FROZEN_WITHIN_S = 10.0
-NURSERY_S = 3.0  # it answers in 2 ms unless it hangs
 LOOK_EVERY_S = 1.0
 HEALTH_EVERY_S = 30.0
 LOG_LIMIT_BYTES = 1 << 20
 BACKLOG_BYTES = 32 << 20  # a listener that does not read is let go
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
 PR_SET_CHILD_SUBREAPER = 36
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 
@@ -196,14 +191,14 @@ class Agent:
     def _watch(self, attempt: Attempt) -> bool:
         """Be told when the supervisor ends; False if it has ended."""
         started = attempt.pid  # by us, just now: it may not have its lock yet
-        pid = started or _holder(attempt.dir.path / "lock")
+        pid = started or lock_holder(attempt.dir.path / "lock")
         if not pid:
             return False
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             return False
-        if not started and _holder(attempt.dir.path / "lock") != pid:  # the number may be another's by now
+        if not started and lock_holder(attempt.dir.path / "lock") != pid:  # the number may be another's by now
             os.close(pidfd)
             return False
         attempt.pid, attempt.pidfd = pid, pidfd
@@ -246,7 +241,7 @@ class Agent:
         All under the attempts' locks: a supervisor that was only late waits for its lock, finds the result and ends.
         One that has its lock already is alive after all and is left alone.
         """
-        locks = {attempt: fd for attempt in batch if (fd := _lock(attempt.dir.path)) is not None}
+        locks = {attempt: fd for attempt in batch if (fd := take_lock(attempt.dir.path)) is not None}
         try:
             killed = self._kill_leftovers([_trail(attempt) for attempt in locks])
             for attempt in locks:
@@ -749,29 +744,6 @@ class Agent:
     }
 
 
-def _holder(lock: Path) -> int | None:
-    """The pid in an attempt's lock file if somebody holds it. A look by somebody else does not count as holding."""
-    try:
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        deadline = time.monotonic() + 1.0
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return None
-            except BlockingIOError:
-                text = os.pread(fd, 32, 0).strip()
-            if text.isdigit():
-                return int(text)
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(0.002)
-    finally:
-        os.close(fd)
-
-
 def _sync(path: Path) -> None:
     """Make a file and its name durable."""
     for one in (path, path.parent):
@@ -782,69 +754,11 @@ def _sync(path: Path) -> None:
             os.close(fd)
 
 
-def _lock(folder: Path) -> int | None:
-    """Take the lock of an attempt, unless somebody has it for longer than a look takes; the open file."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + 0.25
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(fd)
-                return None
-            time.sleep(0.005)
-
-
 def _trail(attempt: Attempt) -> processes.Trail:
     state = attempt.state
     if state.get("boot") != boot_id():
         return processes.Trail(str(attempt.dir.path))
     return processes.Trail(str(attempt.dir.path), int(state.get("group", 0)), int(state.get("supervisor", 0)))
-
-
-class Nursery:
-    """A process that forks supervisors: it has loaded all they need, so each starts in 2 ms. Used under a lock."""
-
-    def __init__(self, folder: Path) -> None:
-        self.script = folder / f"supervisor-{sys.implementation.cache_tag}.pyc"
-        try:
-            py_compile.compile(str(SUPERVISOR), cfile=str(self.script), doraise=True, optimize=1)
-        except (OSError, py_compile.PyCompileError):
-            self.script = SUPERVISOR
-        self.limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(self.script), "--nursery"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={"LC_ALL": "C.UTF-8"},
-            cwd="/",
-            bufsize=0,
-        )
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, self.limits)  # jobs get what the agent was given
-        return process
-
-    def spawn(self, attempt: Path) -> int:
-        """A supervisor for this attempt; its pid. A nursery that was killed is replaced."""
-        for _ in range(2):
-            with suppress(BrokenPipeError):
-                self.process.stdin.write(os.fsencode(attempt) + b"\0")  # type: ignore[union-attr]
-                ready, _, _ = select.select([self.process.stdout], [], [], NURSERY_S)
-                answer = self.process.stdout.readline() if ready else b""  # type: ignore[union-attr]
-                if answer:
-                    return int(answer)
-            self.process.kill()
-            self.process.wait()
-            self.process = self._start()
-        raise OSError("no supervisor could be started")
-
-    def close(self) -> None:
-        self.process.stdin.close()  # type: ignore[union-attr]
 
 
 def free_port(taken: Sequence[int] | Any, *, tries: int = 100) -> int:

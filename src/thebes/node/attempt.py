@@ -6,6 +6,7 @@ A file that a job has spoilt is taken as missing.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -89,6 +90,45 @@ class AttemptDir:
             if isinstance(found.get(name), int | float):
                 found[name] += shift
         return found
+
+
+def lock_holder(lock: Path) -> int | None:
+    """The pid in an attempt's lock file if somebody holds it. A look by somebody else does not count as holding."""
+    try:
+        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        deadline = time.monotonic() + 1.0
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return None
+            except BlockingIOError:
+                text = os.pread(fd, 32, 0).strip()
+            if text.isdigit():
+                return int(text)
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.002)
+    finally:
+        os.close(fd)
+
+
+def take_lock(folder: Path) -> int | None:
+    """Take the lock of an attempt, unless somebody has it for longer than a look takes; the open file."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + 0.25
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(fd)
+                return None
+            time.sleep(0.005)
 
 
 def lost_state(attempt: AttemptDir, state: Mapping[str, Any], detail: str) -> dict[str, Any]:
