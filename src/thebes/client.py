@@ -509,6 +509,10 @@ class _Patience:
             message = f"the connection to {target.url} broke before the answer came: {what}"
             hint = "it may have been done or not: look before you repeat it"
             raise ServerError(message, hint=hint, status=0) from None
+        if "CERTIFICATE_VERIFY_FAILED" in what:
+            message = f"{target.url} shows a certificate that nobody known has signed"
+            hint = "if it is the cluster's own, name it: THEBES_CA_FILE=/path/to/certificate.pem"
+            raise ServerError(message, hint=hint, status=0) from None
         if not target.may_come_back():
             raise not_running(target) from None
         if time.monotonic() + self._pause_s > self._until_s:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -91,6 +95,57 @@ class TestWhere:
         monkeypatch.setenv("THEBES_CA_FILE", "/no/such/certificate")
         with pytest.raises(UserError, match="cannot use the certificate"):
             find_target("https://x", "t").tls()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+class TestTls:
+    @pytest.fixture
+    def certificate(self, tmp_path: Path) -> Path:
+        made = tmp_path / "cert.pem"
+        names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names]
+        subprocess.run([*command, "-keyout", made.with_suffix(".key"), "-out", made], check=True, capture_output=True)
+        return made
+
+    @pytest.fixture
+    def port(self, certificate: Path) -> Iterator[int]:
+        """A server that answers every question with {}."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+        answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    taken, _ = listener.accept()
+                    with suppress(OSError), taken, context.wrap_socket(taken, server_side=True) as secured:
+                        secured.recv(1 << 16)
+                        secured.sendall(answer)
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            threading.Thread(target=serve, daemon=True).start()
+            yield listener.getsockname()[1]
+            listener.shutdown(socket.SHUT_RDWR)
+
+    def test_who_is_not_known_is_refused_at_once(self, port: int) -> None:
+        began_s = time.monotonic()
+        with pytest.raises(ServerError, match="nobody known has signed") as caught:
+            Client(f"https://localhost:{port}", "t").status()
+        assert "THEBES_CA_FILE" in caught.value.hint
+        assert time.monotonic() - began_s < 5.0
+
+    def test_certificate_of_the_environment(
+        self, port: int, certificate: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("THEBES_CA_FILE", str(certificate))
+        assert Client(f"https://localhost:{port}", "t").status() == {}
+        with pytest.raises(ServerError, match="nobody known has signed"):
+            Client(f"https://127.0.0.1:{port}", "t").status()  # the certificate is for another name
+
+    def test_certificate_of_the_folder(self, port: int, certificate: Path, folder: Path) -> None:
+        Instance(folder).write_endpoint(f"https://127.0.0.1:{port}", tls_cert=str(certificate))
+        assert Client(dir=folder).status() == {}
+        assert asyncio.run(AsyncClient(dir=folder).status()) == {}
 
 
 @pytest.fixture(scope="module")
