@@ -51,6 +51,9 @@ _INSERT_JOB = Prepared(
 _INSERT_SPEC = Prepared(specs.insert().values(body=bindparam("body")))
 _SPEC = select(specs.c.body).where(specs.c.id == bindparam("id"))
 _SPECS = select(specs.c.id, specs.c.body).where(specs.c.id.in_(bindparam("ids", expanding=True)))
+_DEPENDENCIES = select(dependencies.c.job_id, dependencies.c.after_id).where(
+    dependencies.c.job_id.in_(bindparam("numbers", expanding=True))
+)
 _JOB_COUNTER = counters.c.name == literal_column("'job'")
 _COUNT_UP = Prepared(counters.update().where(_JOB_COUNTER).values(value=counters.c.value + literal_column("1")))
 _COUNT = Prepared(select(counters.c.value).where(_JOB_COUNTER))
@@ -229,6 +232,15 @@ def dependencies_of(c: Connection, job_id: str) -> list[str]:
     """Ids that this job (or its array) comes after."""
     number = job_id.partition("_")[0]
     return list(c.scalars(select(dependencies.c.after_id).where(dependencies.c.job_id == number)))
+
+
+def dependencies_of_all(c: Connection, numbers: Iterable[str]) -> dict[str, list[str]]:
+    """The same for many jobs and arrays at once; those that come after nobody are left out."""
+    found: dict[str, list[str]] = {}
+    for some in _chunks(sorted(numbers)):
+        for job_id, after_id in c.execute(_DEPENDENCIES, {"numbers": some}):
+            found.setdefault(job_id, []).append(after_id)
+    return found
 
 
 def dependents_of(c: Connection, after_id: str) -> list[str]:

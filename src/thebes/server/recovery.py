@@ -14,7 +14,7 @@ from thebes.server.schema import ALIVE_STATES, attempts, jobs
 
 def last_instant_s(c: Connection) -> float:
     """The latest instant that was written down: time does not go back behind it."""
-    newest = [row.submit_s for row in db.alive_jobs(c)[-1:]]
+    newest = list(c.scalars(select(jobs.c.submit_s).order_by(jobs.c.seq.desc()).limit(1)))
     newest += [entry.time_s for entry in db.list_decisions(c, limit=1)]
     return max(newest, default=0.0)
 
@@ -40,14 +40,12 @@ def unfinished_dependencies(
     c: Connection, rows: Collection[db.JobRow]
 ) -> tuple[dict[str, set[str]], dict[str, tuple[str, str]]]:
     """Of each job, those it comes after that have not ended; and one that ended otherwise than completed."""
-    by_number: dict[str, list[db.JobRow]] = {}
+    comes_after = db.dependencies_of_all(c, {row.array_id or row.id for row in rows})
+    others = {number: [other for name in names for other in named(c, name)] for number, names in comes_after.items()}
     waits_for: dict[str, set[str]] = {}
     failed: dict[str, tuple[str, str]] = {}
     for row in rows:
-        number = row.array_id or row.id
-        if number not in by_number:
-            by_number[number] = [other for name in db.dependencies_of(c, row.id) for other in named(c, name)]
-        for other in by_number[number]:
+        for other in others.get(row.array_id or row.id, ()):
             if not other.terminal:
                 waits_for.setdefault(row.id, set()).add(other.id)
             elif other.state != "completed":

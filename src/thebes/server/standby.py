@@ -47,6 +47,9 @@ def load(instance: Instance) -> None:
     import uvicorn.loops.auto
     import uvicorn.protocols.http.auto  # noqa: F401
 
+    import thebes.engine.local
+    import thebes.server.api
+    import thebes.server.controller  # noqa: F401
     from thebes.server import config
 
     with suppress(UserError):  # the controller itself tells what is wrong with the configuration
