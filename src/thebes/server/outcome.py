@@ -48,7 +48,8 @@ def judge(parts: Collection[Report], why: Why) -> Outcome:
     if own:
         # When one rank has failed the others are taken down with it: the one to name is the one that began. Codes are
         # in the order in which the ranks of a node ended.
-        rank, code = next((one for one in own if one[1] not in TAKEN_DOWN), own[0])
+        innocent = (*TAKEN_DOWN, PREEMPTED_EXIT_CODE)
+        rank, code = next((one for one in own if one[1] not in innocent), own[0])
         return Outcome("failed", code, f"rank {rank} {describe(code)}", saved=False)
     lost = next((part for part in parts if part.cause in ("lost", "killed")), None)
     detail = (lost.detail if lost and lost.detail else "") or "its processes were killed from outside"

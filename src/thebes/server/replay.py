@@ -57,7 +57,7 @@ def replay(entries: Iterable[JournalEntry], choose: Choose) -> Iterator[Replayed
         elif ledger is None:
             continue
         elif entry.kind == "input":
-            ledger.apply(entry.body)
+            _apply(ledger, entry)
         else:
             planned, view = ledger.decide(entry.body["t"])
             again = planned.entry()
@@ -65,7 +65,17 @@ def replay(entries: Iterable[JournalEntry], choose: Choose) -> Iterator[Replayed
             reasons = {job: ledger.reason(fate) for job, fate in zip(ids, planned.fates, strict=True) if fate != HOLDS}
             differs = tuple(key for key in COMPARED if again[key] != entry.body[key])
             yield Replayed(entry.seq, entry.time_s, again["digest"], len(ids), differs, entry.body, again, reasons)
-            ledger.apply(entry.body)  # go on from what really happened
+            _apply(ledger, entry)  # go on from what really happened
+
+
+def _apply(ledger: Ledger, entry: JournalEntry) -> None:
+    try:
+        ledger.apply(entry.body)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"entry {entry.seq} of the journal does not fit what came before it ({type(error).__name__}: {error})",
+            hint="the journal was changed by hand, or by another version of Thebes",
+        ) from None
 
 
 def replay_store(
@@ -94,6 +104,8 @@ def replay_store(
             done.append(replayed)
             if progress is not None:
                 progress(replayed)
+        if replayed.seq == decision:
+            break
     if decision is not None and not done:
         raise UserError(
             f"there is no decision {decision} in the journal", hint="GET /v1/decisions lists them; old ones are pruned"
