@@ -36,7 +36,7 @@ from thebes.engine.contract import Gpu, Launch, NodeFacts, Refused, Report
 from thebes.model.errors import UserError
 from thebes.node import gpus as gpu_discovery
 from thebes.node import launch as launching
-from thebes.node import processes, suspend
+from thebes.node import mps, processes, suspend
 from thebes.node.attempt import AttemptDir, Rate, lock_holder, lost_state, make_report, read_log, take_lock
 from thebes.node.clock import boot_id, boot_s
 from thebes.node.instance import Instance, JsonLines, LockHeld, explain, write_json
@@ -106,6 +106,7 @@ class Agent:
         self.cleaning: asyncio.Task[None] | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
         self.some_alive = asyncio.Event()
+        self.mps_starting = asyncio.Lock()
         self.spawning = threading.Lock()  # held while a new child is not yet known to be a supervisor
         self.supervisors: set[int] = set()
         self.nursery = Nursery(instance.run)
@@ -512,6 +513,7 @@ class Agent:
             poke=str(self.poke_path),
             master_addr=request.get("master_addr") or "127.0.0.1",
             master_port=port,
+            more_env=await self._mps_env(launch),
         )
         await asyncio.to_thread(self._write_attempt, folder, part, launch.checkpoint_dir)
         attempt = Attempt(folder)
@@ -535,6 +537,19 @@ class Agent:
             took_s=round(boot_s() - begun_s, 4),
         )
         return attempt
+
+    async def _mps_env(self, launch: Launch) -> dict[str, str]:
+        """A job that may share its GPU runs under the node's MPS daemon; without MPS the driver slices its time."""
+        if self.virtual or not launch.packs:
+            return {}
+        uuids = [gpu.uuid for gpu in self.facts.gpus]
+        try:
+            async with self.mps_starting:
+                daemon = await asyncio.to_thread(mps.start, self.instance.run / f"mps-{self.node}", gpu_uuids=uuids)
+        except mps.MpsUnavailable as error:
+            self.log.write("no MPS", node=self.node, job=launch.job_id, error=error.message)
+            return {}
+        return mps.client_env(daemon)
 
     def _write_attempt(self, folder: AttemptDir, part: launching.PartLaunch, checkpoint_dir: str) -> None:
         """All that the supervisor needs; nothing stays if it cannot be written. In a thread."""

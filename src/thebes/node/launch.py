@@ -59,6 +59,7 @@ def part_launch(
     poke: str,
     master_addr: str,
     master_port: int,
+    more_env: Mapping[str, str] | None = None,
 ) -> PartLaunch:
     """Part `index` of the gang; `gpus` are those of its node, `base_env` is what every process of the node gets."""
     part = launch.parts[index]
@@ -66,6 +67,7 @@ def part_launch(
     env.setdefault("PYTHONUNBUFFERED", "1")  # or `logs -f` shows nothing until a buffer is full
     env.update(launch.env)
     env.update(_common(launch, index, gpus, attempt_dir, master_addr, master_port))
+    env.update(more_env or {})
     if launch.launcher == "torchrun":
         command = torchrun_command(
             launch.command,
