@@ -90,6 +90,12 @@ class LiveCluster:
         with self.store.read() as c:
             return db.get_job(c, job_id)
 
+    def events(self):
+        from thebes.server import store as db
+
+        with self.store.read() as c:
+            return db.events_after(c, seq=0, viewer=db.EVERYTHING, limit=10_000)
+
     def incarnation(self, job_id: str) -> int:
         return max((inc for job, inc in self.engine.living if job == job_id), default=0)
 

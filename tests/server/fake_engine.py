@@ -150,6 +150,15 @@ class FakeEngine:
         )
         self._tell(one, told)
 
+    def progressed(self, job_id: str, incarnation: int, steps: float) -> None:
+        """The job has made so many more steps, and tells."""
+        one = self.living[job_id, incarnation]
+        node = one.launch.parts[0].node
+        before = one.reports[node]
+        now_s = self.clock()
+        step = round((before.step or 0) + steps)
+        self._tell(one, replace(before, step=step, step_s=now_s, first_step_s=before.first_step_s or now_s))
+
     def tick(self) -> None:
         """Deadlines pass: whoever was told to go and did not is killed."""
         for (job_id, incarnation), one in list(self.living.items()):
@@ -173,7 +182,7 @@ class FakeEngine:
         held = [
             (part.node, gpu)
             for one in self.living.values()
-            if one.state == "running"
+            if one.state == "running" and not one.launch.packs  # those may share
             for part in one.launch.parts
             for gpu in part.gpus
         ]

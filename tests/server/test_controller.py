@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cluster_in_a_test import live_cluster
+from cluster_in_a_test import ADMIN, live_cluster
 
 from thebes.model.errors import UserError
 
@@ -285,5 +285,79 @@ def test_a_plan_tells_where_when_and_at_whose_expense(tmp_path):
             assert later["starts"] == "later"
             assert later["start_in_s"] == pytest.approx(100, abs=2)
             assert (await plan(8, priority=1))["preempts"] == [job]
+
+    run(story())
+
+
+async def steps(c, rates: dict[str, float], seconds: int) -> None:
+    """Let jobs make steps at these rates, and tell of them every second."""
+    for _ in range(seconds):
+        await c.pass_time(1.0)
+        for job, rate in rates.items():
+            if c.incarnation(job):
+                c.engine.progressed(job, c.incarnation(job), rate)
+        await c.quiet()
+
+
+@pytest.mark.parametrize(("rate", "pays"), [(8.0, True), (4.0, False)])
+def test_two_jobs_share_a_gpu_as_long_as_measured_rates_say_that_it_pays(tmp_path, rate, pays):
+    async def story():
+        async with live_cluster(tmp_path, {"n0": 1, "n1": 1}, packing=True) as c:
+            jobs = host, guest = [await c.submit(1, pack=True) for _ in range(2)]
+            await steps(c, dict.fromkeys(jobs, 10.0), 20)  # each alone on its GPU
+            assert c.controller.core.ledger.rates == pytest.approx(dict.fromkeys(jobs, 10.0))
+            node = c.engine.living[guest, 1].launch.parts[0].node
+            await c.controller.drain(node, "", True, "root")
+            c.engine.end(guest, 1, 85)
+            await c.quiet()
+            assert c.controller.core.ledger.guests == {guest: host}
+            assert c.state(guest) == "running"
+            assert c.engine.living[guest, 2].launch.parts == c.engine.living[host, 1].launch.parts
+            await steps(c, dict.fromkeys(jobs, rate), 30)
+            kinds = [event.kind for event in c.events()]
+            assert ("packing-pays" in kinds, "unpacked" in kinds) == (pays, not pays)
+            if not pays:
+                c.engine.end(guest, 2, 85)
+                await c.quiet()
+                assert (c.state(guest), c.controller.core.ledger.guests) == ("queued", {})
+                await steps(c, {host: 10.0}, 20)
+                assert c.state(guest) == "queued"  # the two are not tried again
+                return
+            await c.crash()
+            await c.open()  # the next controller knows who shares with whom
+            assert c.controller.core.ledger.guests == {guest: host}
+            c.engine.end(host, 1, 0)
+            await c.quiet()
+            c.engine.end(guest, 2, 85)  # it moves from the GPU that it shared to one of its own
+            await c.quiet()
+            assert c.controller.core.ledger.holds(guest)
+            assert c.state(guest) == "running"
+
+    run(story())
+
+
+def test_a_guest_can_be_cancelled_held_and_preempted(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path, {"n0": 1, "n1": 1}, packing=True) as c:
+            jobs = host, guest = [await c.submit(1, pack=True) for _ in range(2)]
+            await steps(c, dict.fromkeys(jobs, 10.0), 20)
+            await c.controller.drain(c.engine.living[guest, 1].launch.parts[0].node, "", True, "root")
+            c.engine.end(guest, 1, 85)
+            await c.quiet()
+            await c.controller.act("preempt", guest, ADMIN)
+            c.engine.end(guest, 2, 85)
+            await c.quiet()
+            assert (c.state(guest), c.incarnation(guest)) == ("running", 3)  # invited again
+            await c.controller.act("hold", guest, ADMIN)
+            c.engine.end(guest, 3, 85)
+            await c.quiet()
+            assert (c.state(guest), c.controller.core.ledger.guests) == ("held", {})
+            await c.controller.act("release", guest, ADMIN)
+            await c.quiet()
+            assert c.state(guest) == "running"
+            await c.controller.act("cancel", guest, ADMIN)
+            await c.quiet()
+            assert (c.state(guest), c.state(host)) == ("cancelled", "running")
+            assert c.controller.core.ledger.guests == {}
 
     run(story())

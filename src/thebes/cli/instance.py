@@ -46,6 +46,13 @@ def up(
     grace: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="From the notice of a preemption to the kill.  [30]")
     ] = None,
+    packing: Annotated[
+        bool | None,
+        typer.Option(
+            "--packing/--no-packing",
+            help="Put two jobs that allow it on one GPU (MPS) when GPUs are short, as long as it pays.  [no]",
+        ),
+    ] = None,
 ) -> None:
     """Start a cluster on this machine, or what is missing of it. What is not said stays as it was the last time."""
     from thebes.node.instance import Instance
@@ -65,6 +72,7 @@ def up(
             tls_cert=tls_cert,
             tls_key=tls_key,
             grace_s=grace,
+            packing=packing,
         ),
         _compile,
     )

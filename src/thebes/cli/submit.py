@@ -99,6 +99,9 @@ def submit(
     progress: Annotated[
         str | None, typer.Option(metavar="PATTERN", help=r"Finds the step in log lines, as 'step (\d+)'.")
     ] = None,
+    pack: Annotated[
+        bool | None, typer.Option("--pack/--no-pack", help="May share its GPU with another such job while it pays.")
+    ] = None,
     key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Submitting again with the same key gives the same job.")
     ] = None,
@@ -128,7 +131,7 @@ def submit(
         "array": array, "after": after, "env": env, "export": export, "workdir": workdir, "gpu_type": gpu_type,
         "launcher": launcher, "ranks_per_node": ranks_per_node, "mechanism": mechanism, "grace": grace,
         "retries": retries, "model": model, "progress": progress,
-        "snapshot": None if snapshot is None else str(snapshot),
+        "snapshot": None if snapshot is None else str(snapshot), "pack": None if pack is None else str(pack),
     }  # fmt: skip
     for field, value in texts.items():
         if value is not None:

@@ -51,6 +51,7 @@ class Launch:
     log_limit_bytes: int = 64 << 20
     progress_pattern: str | None = None  # a regular expression with one group: the step number in a log line
     array_index: int | None = None
+    packs: bool = False  # it may share its GPU: on real GPUs it runs under MPS
 
 
 @dataclass(frozen=True)

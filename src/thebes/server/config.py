@@ -35,6 +35,7 @@ class NodeConfig(BaseModel):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")
     gpus: int = Field(ge=1, le=1024)
     virtual: bool = False
+    gpu_type: str = Field("", max_length=200)  # as NVML names it; empty: unknown, suits every job
 
 
 class Config(BaseModel):
@@ -52,6 +53,7 @@ class Config(BaseModel):
     tls_cert: str | None = None
     tls_key: str | None = None
     grace_s: float = Field(30.0, ge=0, le=86_400, allow_inf_nan=False)
+    packing: bool = False
     log_limit_mib: int = Field(64, ge=1, le=1 << 20)
     limits: Limits = Limits()  # what one token may ask of the API
 

@@ -122,7 +122,7 @@ class Controller:
             drained, tenants = db.drained_nodes(c), db.list_tenants(c)
             waits_for, failed = unfinished_dependencies(c, rows)
             checkpoints = last_checkpoints(c)
-            ledger = self._restored(list(db.journal_since_snapshot(c)), rows)
+            ledger = self._packs(self._restored(list(db.journal_since_snapshot(c)), rows))
         self.clock = self._clock_of(kept, last_s)
         now_s = self.clock.now_s()
         settings = Settings(self.config.grace_s, self.config.log_limit_mib << 20, str(self.instance.jobs))
@@ -147,7 +147,7 @@ class Controller:
         )
 
     def _restored(self, entries: Collection[db.JournalEntry], rows: Collection[db.JobRow]) -> Ledger:
-        nodes = [NodeSpec(n.name, n.gpus) for n in self.config.nodes]
+        nodes = [NodeSpec(n.name, n.gpus, n.gpu_type) for n in self.config.nodes]
         ledger: Ledger | None = None
         for entry in entries:
             if entry.kind == "snapshot":
@@ -160,6 +160,13 @@ class Controller:
         if ledger.nodes != tuple(nodes) or before != self._chosen():
             gpu_types = {row.id: JobSpec.model_validate_json(row.spec).gpu_type for row in rows}
             return ledger.moved_to(nodes, self.policy, self.placement, gpu_types)
+        return ledger
+
+    def _packs(self, ledger: Ledger) -> Ledger:
+        """Jobs share GPUs or do not, as configured now. Those who shared are stopped if they may not any more."""
+        ledger.packing = self.config.packing
+        if not ledger.packing:
+            ledger.guests = {}
         return ledger
 
     def _chosen(self) -> dict[str, Any]:

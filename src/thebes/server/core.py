@@ -17,12 +17,16 @@ from sqlalchemy import Connection
 
 from thebes.engine.contract import Launch, Mechanism, NodeFacts, Part, Report
 from thebes.model.decision import HOLDS
+from thebes.node import packing as sharing
+from thebes.node.packing import Packing, Rules, Sample, window
 from thebes.server import store as db
 from thebes.server.errors import Conflict, NotFound
 from thebes.server.ledger import UNTOLD, Ledger, Planned
 from thebes.server.outcome import Outcome, Why, judge, lost_work_s
 from thebes.server.spec import JobSpec
 
+MAX_SAMPLES = 300  # reports remembered of a job that may be packed
+RATE_NEWS = 0.05  # a rate alone is told anew when it has changed by so much
 CANCEL_GRACE_S = 5.0  # between SIGTERM and SIGKILL of a cancelled job
 MAX_LOSSES = 20  # an incarnation lost so many times in a row has a cause that we do not see
 MAX_REASONS = 1000  # that a decision's entry in the journal tells
@@ -62,6 +66,7 @@ class Attempt:
     ready: bool = False  # it has made its first step
     sure: bool = True  # its phase is what its nodes say; after a crash they have to be asked
     reports: dict[str, Report] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)  # where it was when, if it may be packed
 
 
 @dataclass
@@ -97,6 +102,9 @@ class LiveJob:
     step: int | None = None
     steps_per_s: float | None = None
     losses_in_a_row: int = 0
+    guest: bool = False  # it shares the GPU of another job
+    alone_from_s: float = 0.0
+    judged_s: float = 0.0
 
     @property
     def active(self) -> Attempt | None:
@@ -158,6 +166,8 @@ class Core:
         self.drained: dict[str, str] = {}
         self.unlaunched: dict[str, None] = {}  # jobs with GPUs given that are not launched yet, in that order
         self.on_gpu: dict[int, set[tuple[str, int]]] = {}
+        self.rules = Rules()  # when packing pays
+        self.packings: dict[str, Packing] = {}  # by guest
         self.writes: list[Write] = []
         self.commands: list[Command] = []
         self.told: list[dict[str, Any]] = []  # events, with their numbers once they are committed
@@ -230,6 +240,7 @@ class Core:
         reasons = {self.ledger.ids[row]: self.ledger.reason(fate) for row, fate in told}
         entry = planned.entry()
         self.ledger.apply(entry)
+        self._part_with_guests(now_s, but=[job for job, _ in planned.start])
         body = entry | {"ids": len(rows), "reasons": reasons}
         self.writes.append(lambda c: void(db.append_journal(c, planned.now_s, "decision", body)))
         self.journalled += 1
@@ -249,6 +260,8 @@ class Core:
             self._assign(self.jobs[job_id], gpus, now_s)
         for job_id, gpus in planned.start:
             self._assign(self.jobs[job_id], gpus, now_s)
+        for guest, host in planned.guests:
+            self._invite(self.jobs[guest], host, now_s)
         self._launch_what_can(now_s)
         return planned
 
@@ -256,6 +269,10 @@ class Core:
         return {node: list(numbers) for node, numbers in self.ledger.parts(gpus)}
 
     def _assign(self, job: LiveJob, gpus: Sequence[int], now_s: float) -> None:
+        if job.guest:  # it has GPUs of its own now
+            job.guest = False
+            if job.active is not None:
+                self._ask_to_leave(job, job.active, "migrate", now_s)
         job.target = tuple(gpus)
         self.unlaunched[job.id] = None
         self._settle(job, now_s)
@@ -267,6 +284,17 @@ class Core:
         if attempt is not None:
             self._stop(job, attempt, why, now_s)
         self._settle(job, now_s)
+
+    def _give_back(self, job: LiveJob, now_s: float) -> None:
+        """The GPUs that the policy gave it, or that it shared, are the policy's again. What lives there is not told."""
+        if job.guest:
+            job.guest = False
+            self.packings.pop(job.id, None)
+            self._input({"op": "part", "t": now_s, "job": job.id})
+        elif self.ledger.holds(job.id):
+            self._input({"op": "back", "t": now_s, "job": job.id})
+        job.target = None
+        self.unlaunched.pop(job.id, None)
 
     def _launch_what_can(self, now_s: float) -> None:
         for job_id in list(self.unlaunched):
@@ -285,12 +313,14 @@ class Core:
             elif self._clear(job.target):
                 self._resume(job, suspended, now_s)
             return
-        if attempts or not self._clear(job.target) or any(not self._reachable(gpu) for gpu in job.target):
+        host = self.ledger.guests.get(job.id) if job.guest else None
+        if attempts or not self._clear(job.target, host) or any(not self._reachable(gpu) for gpu in job.target):
             return
         self._launch(job, job.target, now_s)
 
-    def _clear(self, gpus: Iterable[int]) -> bool:
-        return not any(self.on_gpu.get(gpu) for gpu in gpus)
+    def _clear(self, gpus: Iterable[int], host: str | None = None) -> bool:
+        """Whether nobody is there; a guest may find its host."""
+        return all(holder == host for gpu in gpus for holder, _ in self.on_gpu.get(gpu, ()))
 
     def _reachable(self, gpu: int) -> bool:
         node = self.nodes.get(self.ledger.local(gpu)[0])
@@ -343,6 +373,7 @@ class Core:
             log_limit_bytes=self.settings.log_limit_bytes,
             progress_pattern=spec.progress_pattern,
             array_index=job.array_index,
+            packs=self.ledger.packing and spec.pack,
         )
         self.commands.append(Command("launch", job.id, attempt.incarnation, launch=launch, snapshot=spec.snapshot))
 
@@ -357,6 +388,66 @@ class Core:
         self.commands.append(Command("resume", job.id, attempt.incarnation, mechanism=attempt.mechanism))
         self._settle(job, now_s)
 
+    # -- packing ------------------------------------------------------------------------------------------------------
+
+    def _packs(self, job: LiveJob) -> bool:
+        return self.ledger.packing and job.spec.pack and job.spec.gpus == 1
+
+    def _invite(self, guest: LiveJob, host_id: str, now_s: float) -> None:
+        """Put a waiting job beside a running one."""
+        guest.guest, guest.target = True, self.ledger.gpus_of(host_id)
+        self.unlaunched[guest.id] = None
+        self.packings[guest.id] = Packing((host_id, guest.id))
+        guest.judged_s = now_s
+        self._event(now_s, "packed", guest, beside=host_id, on=self._where(guest.target))
+        self._settle(guest, now_s)
+
+    def _part_with_guests(self, now_s: float, but: Collection[str] = ()) -> None:
+        """Guests whose host is gone, or with whom it did not pay, make room."""
+        for job in [job for job in self.jobs.values() if job.guest and job.id not in self.ledger.guests]:
+            packing = self.packings.pop(job.id, None)
+            for other in packing.jobs if packing else ():
+                if other in self.jobs:
+                    self.jobs[other].alone_from_s = now_s
+            if job.id in but:
+                continue  # it moves to GPUs of its own
+            self._unassign(job, "preempt", now_s)
+            job.guest = False
+
+    def _judge_packing(self, job: LiveJob, attempt: Attempt, sample: Sample, now_s: float) -> None:
+        """Measure how fast a job runs alone; and of two that share a GPU, whether that pays."""
+        if not attempt.samples or sample.step > attempt.samples[-1].step:
+            attempt.samples.append(sample)
+        del attempt.samples[:-MAX_SAMPLES]
+        guest = job.id if job.guest else next((g for g, host in self.ledger.guests.items() if host == job.id), None)
+        if guest is None:
+            if attempt.phase == "running" and attempt.started_s is not None:
+                since_s = max(attempt.started_s, job.alone_from_s) + self.rules.settle_s
+                alone, known = window(attempt.samples, since_s, now_s), self.ledger.rates.get(job.id, 0.0)
+                if alone.long_enough(self.rules) and abs(alone.steps_per_s - known) > RATE_NEWS * known:
+                    self._input({"op": "rate", "t": now_s, "job": job.id, "steps_per_s": alone.steps_per_s})
+            return
+        packing = self.packings.get(guest)
+        pair = [self.jobs[name] for name in (self.ledger.guests[guest], guest) if name in self.jobs]
+        running = {one.id: one.active for one in pair if one.active is not None and one.active.started_s is not None}
+        if packing is None or len(running) < 2:
+            return
+        since_s = max(*(attempt.started_s or 0.0 for attempt in running.values()), *(one.judged_s for one in pair))
+        since_s += self.rules.settle_s
+        together = {name: window(attempt.samples, since_s, now_s) for name, attempt in running.items()}
+        verdict = sharing.judge(packing, self.ledger.rates, together, self.rules)
+        if verdict.action == "measure":
+            return
+        if verdict.action == "undo":
+            self._event(now_s, "unpacked", self.jobs[guest], beside=pair[0].id, reason=verdict.reason)
+            self._input({"op": "part", "t": now_s, "job": guest, "undone": True})
+            return
+        if not packing.paid:
+            self._event(now_s, "packing-pays", self.jobs[guest], beside=pair[0].id, reason=verdict.reason)
+        self.packings[guest] = verdict.after
+        for one in pair:
+            one.judged_s = now_s  # the next window begins here
+
     # -- stopping -----------------------------------------------------------------------------------------------------
 
     def _grace_s(self, job: LiveJob) -> float:
@@ -370,7 +461,8 @@ class Core:
         ranks = job.spec.ranks_per_node or job.spec.gpus
         single = len(attempt.parts) == 1 and ranks == 1 and job.spec.launcher == "plain"
         if wanted == "auto":
-            return "cuda" if single and "cuda" in everywhere and not job.takes_part else "checkpoint"
+            suits = single and "cuda" in everywhere and not job.takes_part and not self._packs(job)
+            return "cuda" if suits else "checkpoint"
         if wanted == "cuda":
             return "cuda" if single and "cuda" in everywhere else "checkpoint"
         return wanted if wanted in everywhere else "checkpoint"
@@ -383,7 +475,7 @@ class Core:
                 self._update_attempt(job, attempt, state="stopping", detail="cancel")
                 self.commands.append(Command("terminate", job.id, attempt.incarnation, grace_s=CANCEL_GRACE_S))
             return
-        if why == "preempt" and attempt.phase in ("running", "resuming"):
+        if why == "preempt" and attempt.phase in ("running", "resuming") and not job.guest:
             attempt.mechanism = self._mechanism(job, attempt)
             if attempt.mechanism != "checkpoint":
                 attempt.phase, attempt.stop_asked_s = "suspending", now_s
@@ -524,6 +616,8 @@ class Core:
     def _note_progress(self, job: LiveJob, attempt: Attempt, report: Report, now_s: float) -> None:
         if report.step is not None:
             job.step, job.steps_per_s = report.step, report.steps_per_s
+            if self._packs(job) and report.step_s is not None:
+                self._judge_packing(job, attempt, Sample(report.step_s, report.step), now_s)
         if report.checkpoint_path and (report.checkpoint_step, report.checkpoint_path) != (
             job.checkpoint_step,
             job.checkpoint_path,
@@ -645,6 +739,7 @@ class Core:
 
     def _end(self, job: LiveJob, state: str, reason: str, exit_code: int | None, now_s: float) -> None:
         """The job has ended for good."""
+        job.guest = False
         if self.ledger.knows(job.id):
             self._input({"op": "leave", "t": now_s, "job": job.id, "completed": state == "completed"})
         job.target = None
@@ -690,6 +785,7 @@ class Core:
         job.hold = True
         self._update(job, hold=True)
         self._event(now_s, "hold", job, actor=actor)
+        self._give_back(job, now_s)
         if self.ledger.knows(job.id):
             self._input({"op": "hold", "t": now_s, "job": job.id})
         self._unassign(job, "hold", now_s)
@@ -720,10 +816,7 @@ class Core:
         if why == "preempt":
             job.preemptions += 1
             self._update(job, preemptions=job.preemptions)
-        if self.ledger.holds(job.id):
-            self._input({"op": "back", "t": now_s, "job": job.id})
-        job.target = None
-        self.unlaunched.pop(job.id, None)
+        self._give_back(job, now_s)
         self._ask_to_leave(job, attempt, why, now_s, grace_s=grace_s)
         self._settle(job, now_s)
         self.dirty = True
@@ -773,9 +866,7 @@ class Core:
                 and job.active is None
                 and any(n == node for n, _ in self.ledger.parts(job.target))
             ):
-                self._input({"op": "back", "t": now_s, "job": job.id})
-                job.target = None
-                self.unlaunched.pop(job.id, None)
+                self._give_back(job, now_s)
         self._block(now_s)
 
     def undrain(self, node: str, actor: str, now_s: float) -> None:
@@ -802,10 +893,7 @@ class Core:
         self.closing = True
         stopped: list[str] = []
         for job in list(self.jobs.values()):
-            if self.ledger.holds(job.id):
-                self._input({"op": "back", "t": now_s, "job": job.id})
-            job.target = None
-            self.unlaunched.pop(job.id, None)
+            self._give_back(job, now_s)
             for attempt in list(job.attempts.values()):
                 stopped.append(job.id)
                 if attempt.phase != "stopping":
@@ -859,7 +947,13 @@ class Core:
             self._input({"op": "leave", "t": now_s, "job": job_id})
         for job in self.jobs.values():
             job.suspend_s, job.resume_s = self.ledger.costs_of(job.id)
-            if self.ledger.holds(job.id):
+            if job.id in self.ledger.guests:
+                host = self.ledger.guests[job.id]
+                job.guest, job.target = True, self.ledger.gpus_of(host)
+                self.packings[job.id] = Packing((host, job.id))
+                if job.active is None:
+                    self.unlaunched[job.id] = None
+            elif self.ledger.holds(job.id):
                 job.target = self.ledger.gpus_of(job.id)
                 if job.active is None:
                     self.unlaunched[job.id] = None
@@ -1035,6 +1129,8 @@ class Core:
         self.writes.append(lambda c: void(db.append_journal(c, entry["t"], "input", entry)))
         self.journalled += 1
         self.dirty = True
+        if self.packings:
+            self._part_with_guests(entry["t"])
 
     def _update(self, job: LiveJob, **columns: Any) -> None:
         self.writes.append(lambda c: db.update_job(c, job.id, **columns))

@@ -229,6 +229,7 @@ KEYS: dict[str, Key] = {
     "progress": Key("progress_pattern", text_of),
     "progress_pattern": Key("progress_pattern", text_of),
     "model": Key("model", text_of),
+    "pack": Key("pack", _yes),
 }
 ALIASES = ("time_s", "grace_s", "max_retries", "progress_pattern")  # the API's own names; not suggested
 

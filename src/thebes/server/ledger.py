@@ -22,15 +22,17 @@ import numpy.typing as npt
 
 from thebes.model.cluster import Cluster, NodeKind, build
 from thebes.model.compiled import plain
-from thebes.model.decision import FAULTS, REASONS, Decision, diff, faults
+from thebes.model.decision import FAULTS, HOLDS, NO_GPUS, REASONS, Decision, diff, faults
 from thebes.model.errors import UserError
 from thebes.model.jobs import FINISHED, HELD, JOB, NEVER, NO_QUOTA, WAITING, JobTable
 from thebes.model.machine import BLOCKED, copy_of, machine_of, occupy, release, set_free
 from thebes.model.view import DISTRIBUTION, JobsView, Sketch, View
+from thebes.node.packing import Rules
 from thebes.perf.models import BALANCED, UNKNOWN_STATE_GIB, catalogue
 from thebes.placement import Placement
 from thebes.placement.strategies import SKEW
 from thebes.policy.base import Policy
+from thebes.policy.packing import pair_up
 from thebes.policy.priority import PriorityPolicy, ticks_until
 
 Entry = Mapping[str, Any]
@@ -75,6 +77,7 @@ class Planned:
     fates: IntArray
     wake_s: float
     memory: object
+    guests: tuple[tuple[str, str], ...] = ()  # (guest, host): packed on the host's GPU
 
     def entry(self) -> dict[str, Any]:
         """As an entry to apply and to keep."""
@@ -90,11 +93,12 @@ class Planned:
             "fates": _packed_small(self.fates),
             "wake_s": None if self.wake_s == NEVER else self.wake_s,
             "memory": _packed_object(self.memory),
+            "guests": [list(pair) for pair in self.guests],
         }
 
     @property
     def changes(self) -> bool:
-        return bool(self.suspend or self.start or self.migrate or self.promote)
+        return bool(self.suspend or self.start or self.migrate or self.promote or self.guests)
 
 
 class Ledger:
@@ -122,6 +126,10 @@ class Ledger:
         self.parked: set[str] = set()  # known, but not to be scheduled: held by the user, or on a node that is blocked
         self.held_by_user: set[str] = set()
         self.gang_classes: dict[tuple[int, int, int, float], int] = {}
+        self.packing = False  # whether jobs may be packed, and what is known about it
+        self.rates: dict[str, float] = {}  # steps per second alone, of jobs that may be packed
+        self.guests: dict[str, str] = {}  # guest -> host
+        self.undone: list[tuple[frozenset[str], float]] = []  # pairs that did not pay, and when
         self.slots_used = 0
         self.table = JobTable(_records(ROOM), np.zeros(4 * ROOM, dtype=np.int64), np.array([NO_QUOTA], dtype=np.int64))
         self._redraw()
@@ -232,6 +240,8 @@ class Ledger:
         what.update(np.ascontiguousarray(self.machine.gpus["owner"]))
         what.update(self.table.quotas)
         what.update(np.ascontiguousarray(view.finished_gpu_s))
+        if self.packing:
+            what.update(repr((self.rates, self.guests, [(sorted(p), t) for p, t in self.undone])).encode())
         return what.hexdigest()[:32]
 
     def decide(self, now_s: float) -> tuple[Planned, View]:
@@ -262,9 +272,28 @@ class Ledger:
                 fates=decision.fate,
                 wake_s=float(decision.wake_s),
                 memory=decision.memory,
+                guests=self._paired(decision, view) if self.packing else (),
             ),
             view,
         )
+
+    def _paired(self, decision: Decision, view: View) -> tuple[tuple[str, str], ...]:
+        """Waiting jobs that shall be guests of running ones, on top of the policy's decision."""
+        jobs = self.table.jobs
+        taken = {*self.guests, *self.guests.values()}
+        waiting: list[str] = []
+        hosts: list[str] = []
+        for row, fate in zip(view.jobs.rows.tolist(), decision.fate.tolist(), strict=True):
+            job = self.ids[row]
+            if jobs["gpus"][row] != 1 or job not in self.rates or job in taken:
+                continue
+            runs = jobs["phase"][row] == HELD and jobs["run_from_s"][row] < view.now_s
+            if fate == HOLDS and runs:
+                hosts.append(job)
+            elif fate == NO_GPUS and jobs["phase"][row] == WAITING:
+                waiting.append(job)
+        recent = {pair for pair, at_s in self.undone if view.now_s - at_s < Rules().retry_after_s}
+        return pair_up(waiting, hosts, recent)
 
     def _check(self, decision: object, view: View) -> None:
         label = self.policy.label
@@ -327,6 +356,8 @@ class Ledger:
             self.services.append(float(job["executed_s"] * job["gpus"]))
             del self.services[:-SERVICES_KEPT]
         self.table.jobs["phase"][row] = FINISHED
+        self.rates.pop(e["job"], None)
+        self.guests.pop(e["job"], None)
         del self.row_of[e["job"]]
         self.ids[row] = ""
         self.held_by_user.discard(e["job"])
@@ -339,6 +370,17 @@ class Ledger:
         row = self.row_of.get(e["job"])
         if row is not None and self.table.jobs["phase"][row] == HELD:
             self.table.jobs["run_from_s"][row] = max(float(e["t"]), float(self.table.jobs["since_s"][row]))
+
+    def _rate(self, e: Entry) -> None:
+        """How fast a job that may be packed runs alone."""
+        if e["job"] in self.row_of:
+            self.rates[e["job"]] = float(e["steps_per_s"])
+
+    def _part(self, e: Entry) -> None:
+        """A guest leaves its host; `undone`: because the two did not pay."""
+        host = self.guests.pop(e["job"], None)
+        if host is not None and e.get("undone"):
+            self.undone = [*self.undone[-99:], (frozenset((e["job"], host)), float(e["t"]))]
 
     def _back(self, e: Entry) -> None:
         """A job that held GPUs waits again, without the policy having decided so: it failed, was lost or asked to."""
@@ -396,7 +438,10 @@ class Ledger:
             self._let_go(self.row_of[job], now_s)
             jobs["migrations"][self.row_of[job]] += 1
         for job, gpus in [*e["migrate"], *e["start"]]:
+            self.guests.pop(job, None)
             self._take(self.row_of[job], gpus, now_s)
+        for guest, host in e.get("guests", ()):
+            self.guests[guest] = host
         if e["queues"] is not None:
             queues = _unpacked_small(e["queues"])
             before = jobs["queue"][rows]
@@ -432,6 +477,8 @@ class Ledger:
         job = jobs[row]
         if self.ids[row] not in self.parked:
             release(self.machine, self.table.slots[job["first_slot"] : job["first_slot"] + job["gpus"]])
+        for guest in [guest for guest, host in self.guests.items() if host == self.ids[row]]:
+            del self.guests[guest]
         ran_s = max(0.0, now_s - float(job["run_from_s"])) if job["run_from_s"] < NEVER else 0.0
         jobs["executed_s"][row] += ran_s
         jobs["age_s"][row] += ran_s
@@ -562,6 +609,10 @@ class Ledger:
             "blocked": sorted(self.blocked),
             "held": sorted(self.held_by_user),
             "services": _packed(np.array(self.services).tobytes()),
+            "packing": self.packing,
+            "rates": dict(self.rates),
+            "guests": dict(self.guests),
+            "undone": [[sorted(pair), at_s] for pair, at_s in self.undone],
             "memory": _packed_object(self.memory),
             "wake_s": None if self.wake_s == NEVER else self.wake_s,
             "now_s": self.now_s,
@@ -596,6 +647,9 @@ class Ledger:
             jobs["gang_class"][row] = ledger._gang_class(jobs[row])
         ledger.services = np.frombuffer(_unpacked(body["services"])).tolist()
         ledger.memory = _unpacked_object(body["memory"])
+        ledger.packing = bool(body.get("packing"))
+        ledger.rates, ledger.guests = dict(body.get("rates", {})), dict(body.get("guests", {}))
+        ledger.undone = [(frozenset(pair), float(at_s)) for pair, at_s in body.get("undone", [])]
         ledger.wake_s = NEVER if body["wake_s"] is None else float(body["wake_s"])
         ledger.now_s = float(body["now_s"])
         ledger.blocked = frozenset(body["blocked"])
@@ -654,6 +708,7 @@ class Ledger:
         other.tenants, other.services, other.ids = list(self.tenants), list(self.services), list(self.ids)
         other.row_of, other.gang_classes = dict(self.row_of), dict(self.gang_classes)
         other.parked, other.held_by_user = set(self.parked), set(self.held_by_user)
+        other.rates, other.guests, other.undone = dict(self.rates), dict(self.guests), list(self.undone)
         other._redraw()
         return other
 

@@ -52,6 +52,7 @@ class Options:
     tls_cert: str | None = None
     tls_key: str | None = None
     grace_s: float | None = None
+    packing: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ def wanted_config(saved: Config | None, options: Options) -> Config:
         "host": options.host,
         "port": options.port,
         "grace_s": options.grace_s,
+        "packing": options.packing,
         "tls_cert": _absolute(options.tls_cert),
         "tls_key": _absolute(options.tls_key),
     }
@@ -123,7 +125,9 @@ def _wanted_nodes(saved: Config | None, options: Options) -> list[NodeConfig]:
         )
     from thebes.node.gpus import discover  # a UserError says how to go on without any
 
-    return [NodeConfig(name="n0", gpus=len(discover()))]
+    found = discover()
+    types = {gpu.name for gpu in found}
+    return [NodeConfig(name="n0", gpus=len(found), gpu_type=types.pop() if len(types) == 1 else "")]
 
 
 def differences(running: Config, wanted: Config) -> list[str]:

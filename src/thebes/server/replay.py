@@ -24,7 +24,7 @@ from thebes.server.ledger import Ledger
 from thebes.server.rows import JournalEntry
 from thebes.server.schema import journal
 
-COMPARED = ("digest", "suspend", "start", "migrate", "promote", "queues", "fates", "wake_s")
+COMPARED = ("digest", "suspend", "start", "migrate", "promote", "queues", "fates", "wake_s", "guests")
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,9 @@ class JobSpec(BaseModel):
     progress_pattern: str | None = Field(
         None, max_length=1000, description="Regular expression with one group: the step in a log line."
     )
+    pack: bool = Field(
+        False, description="May share its GPU with another such job, as long as measured rates say it pays."
+    )
     model: str | None = Field(None, max_length=200, description="Name of the model, for placement by tensor skew.")
     snapshot: str | None = Field(
         None, pattern=r"^[0-9a-f]{64}$", description="Set by the client: the work directory as uploaded."
