@@ -8,12 +8,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from thebes.server import store as db
+from thebes.server.arrays import Light
 from thebes.server.spec import JOB_ID, NAME
 
 MASK = "***"
@@ -389,6 +392,7 @@ def masked(spec: str) -> dict[str, Any]:
     return shown
 
 
+@lru_cache(maxsize=128)  # members of an array share one
 def short_command(spec: str) -> str:
     text = shlex.join(json.loads(spec)["command"])
     return text if len(text) <= MAX_SHOWN_COMMAND else text[: MAX_SHOWN_COMMAND - 1] + "…"
@@ -419,8 +423,8 @@ def job_detail(
     return JobDetail(**job_fields(row, live), spec=masked(row.spec), attempts=shown, after=after)
 
 
-def array_detail(array_id: str, rows: list[db.JobRow]) -> ArrayDetail:
-    first = rows[0]
+def array_detail(array_id: str, first: db.JobRow, members: Sequence[Light]) -> ArrayDetail:
+    names = ("id", "array_index", "state", "reason", "exit_code")
     return ArrayDetail(
         id=array_id,
         user=first.user,
@@ -428,30 +432,21 @@ def array_detail(array_id: str, rows: list[db.JobRow]) -> ArrayDetail:
         name=first.name,
         gpus=first.gpus,
         submit_s=first.submit_s,
-        states=counts(rows),
-        members=[Member(**{name: getattr(row, name) for name in Member.model_fields}) for row in rows],
+        states=Counter(state for _, _, state, _, _ in members),  # type: ignore[arg-type]
+        members=[Member(**dict(zip(names, member, strict=True))) for member in members],
         spec=masked(first.spec),
     )
 
 
-def counts(rows: list[db.JobRow]) -> dict[Any, int]:
-    found: dict[str, int] = {}
-    for row in rows:
-        found[row.state] = found.get(row.state, 0) + 1
-    return found
-
-
-def waited(job_id: str, rows: list[db.JobRow]) -> Waited:
-    """Of an array: alive as long as one is; then how the first that did not complete ended, if any."""
-    telling = next((row for row in rows if not row.terminal), None)
-    telling = telling or next((row for row in rows if row.state != "completed"), rows[0])
+def waited(job_id: str, telling: db.JobRow, states: Mapping[str, int]) -> Waited:
+    """`telling` is the job itself, or the member that says how its array stands."""
     return Waited(
         id=job_id,
-        done=all(row.terminal for row in rows),
+        done=telling.terminal,
         state=telling.state,  # type: ignore[arg-type]
         exit_code=telling.exit_code,
         reason=telling.reason,
-        states=counts(rows),
+        states=dict(states),  # type: ignore[arg-type]
     )
 
 

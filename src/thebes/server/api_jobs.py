@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
@@ -14,9 +15,10 @@ from starlette.responses import Response
 from thebes.engine.contract import Refused
 from thebes.server import answers
 from thebes.server import store as db
-from thebes.server.access import Asker, no_such_job
+from thebes.server.access import Asker
 from thebes.server.api_base import Api, StrictRoute, faults, parse, reply, takes
 from thebes.server.api_events import After, EventLimit, Latest, events_page
+from thebes.server.arrays import count_states, first_of, light_members, telling_member
 from thebes.server.errors import Conflict, Invalid, NotFound, Unavailable
 from thebes.server.gate import asker_of, read_body
 from thebes.server.spec import JOB_ID, NAME, JobSpec
@@ -121,14 +123,15 @@ def job_routes(api: Api) -> APIRouter:
         """Everything about a job with its attempts, or about an array with its members."""
         asker = asker_of(request)
 
-        def look(c: Connection) -> tuple[list[db.JobRow], list[db.AttemptRow], list[str]]:
-            rows = _seen(c, asker, job_id)
-            return rows, db.attempts_of(c, job_id), db.dependencies_of(c, job_id)
+        def look(c: Connection) -> Callable[[], answers.JobDetail | answers.ArrayDetail]:
+            row = _seen(c, asker, job_id)
+            if row.id != job_id:
+                shown = answers.array_detail(job_id, row, light_members(c, job_id))
+                return lambda: shown
+            attempts, after = db.attempts_of(c, job_id), db.dependencies_of(c, job_id)
+            return lambda: answers.job_detail(row, attempts, after, api.controller.live(job_id))
 
-        rows, attempts, after = await api.read(look)
-        if rows[0].id != job_id:
-            return reply(answers.array_detail(job_id, rows))
-        return reply(answers.job_detail(rows[0], attempts, after, api.controller.live(job_id)))
+        return reply((await api.read(look))())  # what is live is asked in the loop, where it changes
 
     @router.get(
         "/v1/jobs/{job_id}/events", response_model=answers.Events, responses=faults(404), operation_id="job_events"
@@ -162,12 +165,12 @@ def job_routes(api: Api) -> APIRouter:
         ):
             while True:
                 bell.clear()
-                rows = await api.read(lambda c: _seen(c, asker, job_id))
+                stands = await api.read(lambda c: _how_it_stands(c, asker, job_id))
                 left_s = until_s - time.monotonic()
-                if left_s <= 0 or api.closing.is_set() or all(row.terminal for row in rows):
-                    return reply(answers.waited(job_id, rows))
+                if stands.done or left_s <= 0 or api.closing.is_set():
+                    return reply(stands)
                 await api.bulletin.wait(bell, left_s)
-                if len(rows) > 50:
+                if sum(stands.states.values()) > 50:
                     await asyncio.sleep(min(0.2, left_s))  # news of a large array come in crowds
 
     @router.get(
@@ -216,7 +219,7 @@ def job_routes(api: Api) -> APIRouter:
     async def environment(request: Request, job_id: JobPath) -> Response:
         """The environment as submitted, for the owner and admins."""
         asker = asker_of(request)
-        row = (await api.read(lambda c: _owned(c, asker, job_id)))[0]
+        row = await api.read(lambda c: _owned(c, asker, job_id))
         return reply(answers.Environment(env=JobSpec.model_validate_json(row.spec).env))
 
     async def act(request: Request, verb: str, job_id: str, options: dict[str, Any]) -> Response:
@@ -265,20 +268,26 @@ def _client_key(request: Request) -> str | None:
     return key
 
 
-def _seen(c: Connection, asker: Asker, job_id: str) -> list[db.JobRow]:
-    """The job of this id, or the members of the array; NotFound unless the asker may see them."""
-    row = db.get_job(c, job_id)
-    rows = [row] if row is not None else ([] if "_" in job_id else db.members(c, job_id))
-    if not rows:
-        raise no_such_job(job_id)
-    asker.must_see(rows[0], job_id)
-    return rows
+def _seen(c: Connection, asker: Asker, job_id: str) -> db.JobRow:
+    """The job of this id, or the first member of the array; NotFound unless the asker may see it."""
+    row = first_of(c, job_id)
+    asker.must_see(row, job_id)
+    assert row is not None
+    return row
 
 
-def _owned(c: Connection, asker: Asker, job_id: str) -> list[db.JobRow]:
-    rows = _seen(c, asker, job_id)
-    asker.must_own(rows[0], job_id)
-    return rows
+def _owned(c: Connection, asker: Asker, job_id: str) -> db.JobRow:
+    row = first_of(c, job_id)
+    asker.must_own(row, job_id)
+    assert row is not None
+    return row
+
+
+def _how_it_stands(c: Connection, asker: Asker, job_id: str) -> answers.Waited:
+    row = _seen(c, asker, job_id)
+    if row.id == job_id:
+        return answers.waited(job_id, row, {row.state: 1})
+    return answers.waited(job_id, telling_member(c, job_id), count_states(c, job_id))
 
 
 class _LogReader:
@@ -334,10 +343,9 @@ class _LogReader:
         return data, following, incarnation, done, done and last
 
     def _state(self, c: Connection) -> tuple[db.JobRow, db.AttemptRow | None]:
-        rows = _seen(c, self.asker, self.job_id)
-        if rows[0].id != self.job_id:
-            raise Conflict(f"{self.job_id} is an array: each member has its own log", hint=f"as in {rows[0].id}")
-        job = rows[0]
+        job = _seen(c, self.asker, self.job_id)
+        if job.id != self.job_id:
+            raise Conflict(f"{self.job_id} is an array: each member has its own log", hint=f"as in {job.id}")
         return job, db.get_attempt(c, job.id, self.incarnation or job.incarnation)
 
 
