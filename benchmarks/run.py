@@ -1,9 +1,10 @@
 """`make bench`: measure what we claim about speed, print it beside the goals, write it as JSON.
 
-    python -m benchmarks.run [--quick] [--out FILE]
+    python -m benchmarks.run [--quick] [--part simulator|live] [--out FILE]
 
-Without --out the full run goes to benchmarks/results/DATE-MACHINE.json, the quick one nowhere. A case that fails is
-reported and makes the command fail; a goal that is missed does not, since machines differ.
+Without --out the full run goes to benchmarks/results/DATE-MACHINE.json, its live part to DATE-MACHINE-live.json, the
+quick one nowhere. A case that fails is reported and makes the command fail; a goal that is missed does not, since
+machines differ.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import thebes
-from benchmarks import machine
+from benchmarks import live_run, machine
 from benchmarks.cases import HELIOS, LARGEST_JOB, LOAD, SEED, PlainPolicy
 
 ROOT = Path(__file__).parents[1]
@@ -77,8 +78,7 @@ QUICK = Plan(
 
 def bench(plan: Plan, console: Console) -> Figures:
     """Run the plan, one case after the other, and hold the figures against the goals."""
-    results: Figures = {"format": 1, "date": date.today().isoformat(), "thebes": thebes.__version__} | _source()
-    results["machine"] = machine.describe()
+    results = _heading()
     results["scheme"] = {"load": LOAD, "seed": SEED, "largest_job_gpus": LARGEST_JOB, "repeats": plan.repeats}
     results["notes"] = []
     _warm_up(console)
@@ -130,6 +130,20 @@ def bench(plan: Plan, console: Console) -> Figures:
     results["goals"] = list(goals(results))
     results["notes"] += _busy(results)
     return results
+
+
+def bench_live(plan: live_run.LivePlan, console: Console) -> Figures:
+    """The same for a live cluster."""
+    results = _heading()
+    results["live"] = live_run.measure_all(plan, console)
+    results["goals"] = list(live_run.live_goals(results["live"]))
+    results["notes"] = live_run.busy_notes(results["live"])
+    return results
+
+
+def _heading() -> Figures:
+    about = {"format": 1, "date": date.today().isoformat(), "thebes": thebes.__version__}
+    return about | _source() | {"machine": machine.describe()}
 
 
 def growth(grid: list[Figures]) -> Iterator[Figures]:
@@ -299,20 +313,34 @@ def _source() -> Figures:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Measure the speed of Thebes.")
     parser.add_argument("--quick", action="store_true", help="a subset that takes less than a minute")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the JSON goes")
+    parser.add_argument("--part", choices=("simulator", "live"), help="measure only this part")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the JSON goes; the live part to FILE-live.json")
     options = parser.parse_args(argv)
     console = Console()
-    results = bench(QUICK if options.quick else FULL, console)
+    failed: list[str] = []
+    if options.part != "live":
+        results = bench(QUICK if options.quick else FULL, console)
+        show(results, console)
+        failed += failures(results)
+        _write(results, options, "", console)
+    if options.part != "simulator":
+        results = bench_live(live_run.QUICK if options.quick else live_run.FULL, console)
+        live_run.show_live(results, console)
+        failed += live_run.live_failures(results)
+        _write(results, options, "-live", console)
+    return 1 if failed else 0
+
+
+def _write(results: Figures, options: argparse.Namespace, suffix: str, console: Console) -> None:
     results["quick"] = options.quick
-    show(results, console)
     out: Path | None = options.out
     if out is None and not options.quick:
         out = ROOT / "benchmarks" / "results" / f"{results['date']}-{machine.short_name(results['machine'])}.json"
     if out:
+        out = out.with_name(f"{out.stem}{suffix}{out.suffix}")
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(results, indent=1) + "\n")
         console.print(f"written to {os.path.relpath(out)}")
-    return 1 if failures(results) else 0
 
 
 if __name__ == "__main__":
