@@ -520,7 +520,7 @@ class Controller:
         ledger = self.core.ledger
         if tenant not in ledger.tenants:
             return None
-        quota = int(ledger.table.quotas[ledger.tenants.index(tenant)])
+        quota = ledger.limits[ledger.tenants.index(tenant)]
         return None if quota >= 1 << 60 else quota
 
     async def set_quota(self, tenant: str, gpus: int | None) -> None:

@@ -114,6 +114,7 @@ class Ledger:
         self.quantum_s = policy.rule().quantum_s if isinstance(policy, PriorityPolicy) else 0.0
         self.machine = machine_of(self.cluster)
         self.tenants: list[str] = []
+        self.limits: list[int] = []  # of each tenant; the table's quotas are what parked jobs leave of them
         self.blocked: frozenset[str] = frozenset()
         self.services: list[float] = []
         self.memory: object = None
@@ -412,7 +413,8 @@ class Ledger:
 
     def _quota(self, e: Entry) -> None:
         at = self._tenant(e["tenant"])
-        self.table.quotas[at] = NO_QUOTA if e["gpus"] is None else e["gpus"]
+        self.limits[at] = NO_QUOTA if e["gpus"] is None else e["gpus"]
+        self._share_quotas()
 
     def _nodes(self, e: Entry) -> None:
         """These nodes are down or drained: nothing new goes there, and what is there stays until it ends."""
@@ -499,6 +501,7 @@ class Ledger:
     def _tenant(self, name: str) -> int:
         if name not in self.tenants:
             self.tenants.append(name)
+            self.limits.append(NO_QUOTA)
             if len(self.tenants) > len(self.table.quotas):
                 quotas = np.full(2 * len(self.table.quotas), NO_QUOTA, dtype=np.int64)
                 quotas[: len(self.table.quotas)] = self.table.quotas
@@ -586,7 +589,16 @@ class Ledger:
             self.machine.gpus["owner"][gpu] = BLOCKED
             self.machine.kinds["total"][int(self.cluster.node_kind[node])] -= 1
             set_free(self.machine, np.int64(node), np.int64(int(self.machine.nodes["free"][node]) - 1))
+        self._share_quotas()
         self._redraw()
+
+    def _share_quotas(self) -> None:
+        """Policies do not see parked jobs, but what those hold is part of their tenant's quota."""
+        self.table.quotas[: len(self.limits)] = self.limits
+        for job in self.parked:
+            record = self.table.jobs[self.row_of[job]]
+            if record["phase"] == HELD and self.limits[record["tenant"]] != NO_QUOTA:
+                self.table.quotas[record["tenant"]] -= record["gpus"]
 
     # -- snapshot -----------------------------------------------------------------------------------------------------
 
@@ -605,7 +617,7 @@ class Ledger:
             "jobs": _packed(self.table.jobs[:count].tobytes()),
             "slots": _packed(self.table.slots[: self.slots_used].tobytes()),
             "tenants": list(self.tenants),
-            "quotas": [None if q == NO_QUOTA else int(q) for q in self.table.quotas[: len(self.tenants)]],
+            "quotas": [None if limit == NO_QUOTA else int(limit) for limit in self.limits],
             "blocked": sorted(self.blocked),
             "held": sorted(self.held_by_user),
             "services": _packed(np.array(self.services).tobytes()),
@@ -633,8 +645,7 @@ class Ledger:
         ledger.slots_used = len(slots)
         ledger.tenants = list(body["tenants"])
         quotas = np.full(max(1, len(ledger.tenants)), NO_QUOTA, dtype=np.int64)
-        for at, quota in enumerate(body["quotas"]):
-            quotas[at] = NO_QUOTA if quota is None else quota
+        ledger.limits = [NO_QUOTA if quota is None else quota for quota in body["quotas"]]
         ledger.table = JobTable(
             jobs, np.concatenate((slots, np.zeros(max(4 * ROOM, len(slots)), dtype=np.int64))), quotas
         )
@@ -705,6 +716,7 @@ class Ledger:
         other.table = JobTable(*(array.copy() for array in self.table))
         other.machine = copy_of(self.machine)
         other.marks, other.fates = self.marks.copy(), self.fates.copy()
+        other.limits = list(self.limits)
         other.tenants, other.services, other.ids = list(self.tenants), list(self.services), list(self.ids)
         other.row_of, other.gang_classes = dict(self.row_of), dict(self.gang_classes)
         other.parked, other.held_by_user = set(self.parked), set(self.held_by_user)
