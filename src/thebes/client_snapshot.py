@@ -1,7 +1,8 @@
 """A copy of the work directory as one archive: the same files always give the same digest.
 
-Left out: version control, caches, virtual environments, and whatever a `.thebesignore` in the folder names (one
-shell pattern per line, matched against the relative path and the bare name).
+Left out: version control, caches, virtual environments, what git ignores where the folder is part of a git repository,
+and whatever a `.thebesignore` in the folder names (one shell pattern per line, matched against the relative path and
+the bare name).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import fnmatch
 import gzip
 import hashlib
 import os
+import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -53,13 +55,25 @@ def pack(folder: str | os.PathLike[str], *, limit_bytes: int = MAX_SNAPSHOT_BYTE
 
 def _chosen(base: Path) -> Iterator[Path]:
     patterns = _patterns(base)
+    by_git = _ignored_by_git(base)
     for folder, names, files in os.walk(base):
         here = Path(folder)
-        names[:] = sorted(name for name in names if not _ignored(here / name, base, patterns))
+        names[:] = sorted(n for n in names if here / n not in by_git and not _ignored(here / n, base, patterns))
+        files[:] = [name for name in files if here / name not in by_git]
         links = [name for name in names if (here / name).is_symlink()]
         yield from (here / name for name in names)
         names[:] = [name for name in names if name not in links]
         yield from (here / name for name in sorted(files) if not _ignored(here / name, base, patterns))
+
+
+def _ignored_by_git(base: Path) -> set[Path]:
+    """Files and whole folders that git ignores; none where there is no repository, or no git."""
+    asked = ["git", "-C", str(base), "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"]
+    try:
+        found = subprocess.run(asked, capture_output=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return set()
+    return {base / os.fsdecode(name).rstrip("/") for name in found.split(b"\0") if name}
 
 
 def _patterns(base: Path) -> tuple[str, ...]:

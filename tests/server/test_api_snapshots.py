@@ -255,3 +255,20 @@ def test_unpacking_what_is_not_there(snapshots: Snapshots, folder: Path) -> None
     with pytest.raises(NotFound, match="upload it again"):
         snapshots.unpack("0" * 64, "17")
     assert files_below(folder / "jobs") == ["17"]
+
+
+def test_what_git_ignores_is_left_out(tmp_path):
+    import subprocess
+    import tarfile
+
+    from thebes.client_snapshot import pack
+
+    for name in ("train.py", "data/big.bin", "notes.log", "src/keep.log.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / ".gitignore").write_text("data/\n*.log\n")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    packed, _ = pack(tmp_path)
+    with tarfile.open(packed) as archive:
+        assert sorted(archive.getnames()) == [".gitignore", "src", "src/keep.log.py", "train.py"]
+    packed.unlink()

@@ -628,6 +628,7 @@ class Controller:
             return None
         return {
             "reason": self.core.reason(job),
+            "run_s": self.core.ran_s(job, self.clock.now_s()),
             "step": job.step,
             "steps_per_s": job.steps_per_s,
             "gpus_held": {part.node: list(part.gpus) for part in job.active.parts} if job.active else {},

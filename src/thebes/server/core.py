@@ -64,6 +64,7 @@ class Attempt:
     started_s: float | None = None
     stop_asked_s: float | None = None
     ready: bool = False  # it has made its first step
+    heard_s: float = 0.0  # when a node told of it last
     sure: bool = True  # its phase is what its nodes say; after a crash they have to be asked
     reports: dict[str, Report] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)  # where it was when, if it may be packed
@@ -579,6 +580,7 @@ class Core:
         if before is not None and before.state == "exited":
             return
         attempt.reports[report.node] = report
+        attempt.heard_s = now_s
         self._note_progress(job, attempt, report, now_s)
         parts = [attempt.reports.get(part.node) for part in attempt.parts]
         known = [part for part in parts if part is not None]
@@ -1107,6 +1109,15 @@ class Core:
             job.state = state
             self._update(job, state=state, reason="")
             self._event(now_s, "state", job, state=state)
+
+    def ran_s(self, job: LiveJob, now_s: float) -> float:
+        """Running time of all its incarnations, up to now."""
+        ran_s = job.run_s
+        for attempt in job.attempts.values():
+            ran_s += max((report.run_s for report in attempt.reports.values()), default=0.0)
+            if attempt.phase in ("running", "stopping") and attempt.reports:
+                ran_s += max(0.0, now_s - attempt.heard_s)
+        return ran_s
 
     def reason(self, job: LiveJob) -> str:
         """Why a job is not running, as of the last decision."""
