@@ -25,10 +25,12 @@ class Stat:
     parent: int
     group: int
     session: int
+    threads: int = 1
 
     @property
     def alive(self) -> bool:
-        return self.state not in ("Z", "X")
+        """A first thread that has ended looks like a zombie while others of the process still run, or still die."""
+        return self.state not in ("Z", "X") or self.threads > 1
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def read_stat(pid: int) -> Stat | None:
         return None
     name, _, rest = text.partition("(")[2].rpartition(")")
     words = rest.split()
-    return Stat(pid, name, words[0], int(words[1]), int(words[2]), int(words[3]))
+    return Stat(pid, name, words[0], int(words[1]), int(words[2]), int(words[3]), int(words[17]))
 
 
 def all_pids() -> Iterator[int]:
