@@ -8,6 +8,7 @@ import pytest
 from cluster_in_a_test import ADMIN, live_cluster
 
 from thebes.model.errors import UserError
+from thebes.server.principal import Principal
 
 
 def run(story):
@@ -359,5 +360,35 @@ def test_a_guest_can_be_cancelled_held_and_preempted(tmp_path):
             await c.quiet()
             assert (c.state(guest), c.state(host)) == ("cancelled", "running")
             assert c.controller.core.ledger.guests == {}
+
+    run(story())
+
+
+def test_a_job_that_waits_is_told_when_it_will_start_and_the_error_is_measured(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path, {"n0": 1}) as c:
+            first = await c.submit(1, time_s=60.0)
+            await c.pass_time(10)
+            second = await c.submit(1)
+            assert c.controller.live(second)["expected_start_s"] == pytest.approx(c.controller.clock.now_s() + 50)
+            await c.pass_time(20)
+            c.engine.end(first, 1, 0)
+            await c.quiet()
+            assert c.state(second) == "running"
+            assert c.controller.live(second)["expected_start_s"] is None
+            text = c.controller.metrics.text().decode()
+            assert 'thebes_eta_error_seconds_bucket{le="-10.0"} 1.0' in text  # 30 s earlier than said
+            assert 'thebes_eta_error_seconds_bucket{le="-60.0"} 0.0' in text
+
+    run(story())
+
+
+def test_only_an_admin_can_put_a_job_before_all_others(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            alice = Principal("alice", "user", "default")
+            with pytest.raises(UserError, match="only an admin"):
+                await c.submit(1, alice, priority=1)
+            assert c.state(await c.submit(1, alice, priority=-5)) == "running"
 
     run(story())

@@ -236,6 +236,11 @@ def job_lines(job: dict[str, Any]) -> list[str]:
         ("asks for", _request(job, spec)),
         ("submitted", clock(job["submit_s"], now_s)),
         ("waited", duration(waited_s(job, now_s))),
+        *(
+            [("expected", f"to start at about {clock(start_s, now_s)}")]
+            if (start_s := job.get("expected_start_s"))
+            else []
+        ),
         ("ran", duration(sum(_ran_in(attempt, now_s) for attempt in job["attempts"])) + _ran_of(spec)),
     ]
     if job["end_s"] is not None:

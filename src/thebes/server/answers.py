@@ -86,6 +86,7 @@ class Job(Out):
     lost_gpu_s: float
     hold: bool
     command: str = Field(description="Shortened, for people.")
+    expected_start_s: float | None = Field(description="Of a job that waits: as estimated when it began to wait.")
     gpus_held: dict[str, list[int]] = Field(description="Nodes, and the GPUs of each that it holds now.")
     step: int | None = Field(description="How far it is, if it tells.")
     steps_per_s: float | None
@@ -401,7 +402,14 @@ def short_command(spec: str) -> str:
 def job_fields(row: db.JobRow, live: Mapping[str, Any] | None) -> dict[str, Any]:
     """`live` is what the controller knows beyond the store, as long as the job is alive."""
     shown = {name: getattr(row, name) for name in _STORED}
-    now = {"gpus_held": {}, "step": None, "steps_per_s": None, "reason": row.reason, **(live or {})}
+    now = {
+        "gpus_held": {},
+        "expected_start_s": None,
+        "step": None,
+        "steps_per_s": None,
+        "reason": row.reason,
+        **(live or {}),
+    }
     return {**shown, **now, "reason": now["reason"] or row.reason, "command": short_command(row.spec)}
 
 

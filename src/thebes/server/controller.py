@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from sqlalchemy import Connection
 
 from thebes.engine.contract import Engine, NodeChange, NodeFacts, Refused, Report
+from thebes.model.decision import NO_GPUS
 from thebes.model.errors import UserError
 from thebes.server import store as db
 from thebes.server.clock import ClusterClock, resume_clock
 from thebes.server.core import Command, Core, Settings
 from thebes.server.errors import Conflict, Forbidden, Invalid, NotFound
-from thebes.server.forecast import forecast
+from thebes.server.forecast import expected_start_s, forecast
 from thebes.server.ledger import Ledger, NodeSpec
 from thebes.server.metrics import Metrics
 from thebes.server.recovery import (
@@ -48,6 +49,7 @@ DECISION_SHARE = 0.2  # at most this share of time goes into decisions when a fl
 LONGEST_PAUSE_S = 0.25
 RETRY_S = (0.1, 2.0)  # pauses between two tries of a command whose node cannot be reached
 QUEUE_ROOM = 10_000  # events that a subscriber may lag behind
+MAX_ESTIMATED = 500  # jobs alive; with more, nobody is told when it will start
 DEFAULT_TENANT = "default"
 
 T = TypeVar("T")
@@ -98,7 +100,7 @@ class Controller:
         self.policy, self.placement = live_policy(config)
         self.metrics = Metrics()
         self.changes = Changes()
-        self.snapshots = Snapshots(instance.dir)
+        self.snapshots = Snapshots(instance.dir, config.limits)
         self.trouble: str | None = None  # why the policy cannot be asked
         self._clock_of = clock
         self._inbox: list[Message] = []
@@ -280,6 +282,18 @@ class Controller:
         self._decision_took_s = time.perf_counter() - started
         self._decided_at = time.monotonic()
         self.metrics.decided(self._decision_took_s)
+        self._estimate()
+
+    def _estimate(self) -> None:
+        """When will a job start that has just had to wait? Once per job, one job per turn, where it is cheap to say."""
+        core = self.core
+        if self.trouble is not None or len(core.jobs) > MAX_ESTIMATED:
+            return
+        for job in core.jobs.values():
+            if not job.asked_when and core.ledger.fate_of(job.id) == NO_GPUS and not job.incarnation:
+                job.asked_when = True
+                job.expected_start_s = expected_start_s(core, job.id, self.clock.now_s())
+                return
 
     def _failed(self, what: str) -> None:
         if self.trouble != what:
@@ -505,6 +519,11 @@ class Controller:
         why_not = self.core.ledger.never_fits(spec.gpus, spec.nodes, spec.gpu_type)
         if why_not:
             raise Invalid(f"the job can never run: {why_not}", hint="`thebes nodes` shows what there is")
+        if spec.priority > 0 and not principal.is_admin:
+            raise Forbidden(
+                "a priority above 0 would put your job before everybody else's: only an admin can give one",
+                hint="leave --priority out; below 0 lets others go first",
+            )
         quota = self.quota(tenant)
         if quota is not None and spec.gpus > quota:
             raise Invalid(
@@ -629,6 +648,7 @@ class Controller:
         return {
             "reason": self.core.reason(job),
             "run_s": self.core.ran_s(job, self.clock.now_s()),
+            "expected_start_s": job.expected_start_s if job.first_start_s is None else None,
             "step": job.step,
             "steps_per_s": job.steps_per_s,
             "gpus_held": {part.node: list(part.gpus) for part in job.active.parts} if job.active else {},

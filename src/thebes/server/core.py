@@ -103,6 +103,9 @@ class LiveJob:
     step: int | None = None
     steps_per_s: float | None = None
     losses_in_a_row: int = 0
+    expected_start_s: float | None = None  # as estimated when it first had to wait
+    asked_when: bool = False  # whether that was tried
+    best_steps_per_s: float = 0.0
     guest: bool = False  # it shares the GPU of another job
     alone_from_s: float = 0.0
     judged_s: float = 0.0
@@ -152,6 +155,8 @@ class Figures:
     def started(self, tenant: str, *, queue_delay_s: float | None = None, took_s: float | None = None) -> None: ...
     def suspended(self, mechanism: str, took_s: float) -> None: ...
     def resumed(self, mechanism: str, took_s: float) -> None: ...
+    def eta_error(self, error_s: float) -> None: ...
+    def slowdown(self, ratio: float) -> None: ...
 
 
 class Core:
@@ -603,6 +608,8 @@ class Core:
         if first:
             job.first_start_s = started_s
             self._update(job, first_start_s=started_s)
+            if job.expected_start_s is not None:
+                self.figures.eta_error(started_s - job.expected_start_s)
         self.figures.started(
             job.tenant,
             queue_delay_s=started_s - job.submit_s if first else None,
@@ -665,6 +672,9 @@ class Core:
         run_s = max((r.run_s for r in reports), default=0.0)
         lost_s = lost_work_s(reports, outcome)
         stop_s = None if attempt.stop_asked_s is None else max(0.0, ended_s - attempt.stop_asked_s)
+        if job.steps_per_s:
+            job.best_steps_per_s = max(job.best_steps_per_s, job.steps_per_s)
+            self.figures.slowdown(job.best_steps_per_s / job.steps_per_s)
         if attempt.phase != "suspended":
             self._vacate(job, attempt)
         del job.attempts[attempt.incarnation]
@@ -898,10 +908,12 @@ class Core:
             self._give_back(job, now_s)
             for attempt in list(job.attempts.values()):
                 stopped.append(job.id)
-                if attempt.phase != "stopping":
-                    self._ask_to_leave(job, attempt, "shutdown", now_s)
                 if mode == "kill":
+                    attempt.phase, attempt.why, attempt.stop_asked_s = "stopping", "shutdown", now_s
+                    self._update_attempt(job, attempt, state="stopping", detail="shutdown")
                     self.commands.append(Command("kill", job.id, attempt.incarnation))
+                elif attempt.phase != "stopping":
+                    self._ask_to_leave(job, attempt, "shutdown", now_s)
             self._settle(job, now_s)
         return stopped
 

@@ -17,6 +17,7 @@ from thebes.server.spec import JobSpec
 
 NAME = "(this job)"
 LONGEST_S = 0.2  # of our own time
+GLANCE_S = 0.02
 FEWEST_SAMPLES = 5  # past jobs, for a median that means anything
 
 
@@ -67,7 +68,7 @@ def forecast(core: Core, spec: JobSpec, tenant: str, now_s: float) -> dict[str, 
         "position": waiting,
         "reason": ledger.reason(fate),
     }
-    found = _look_ahead(core, ledger, now_s)
+    found = _look_ahead(core, ledger, NAME, now_s, LONGEST_S)
     if isinstance(found, str):
         return answer | {"estimate": found}
     start_s, gpus = found
@@ -78,11 +79,19 @@ def forecast(core: Core, spec: JobSpec, tenant: str, now_s: float) -> dict[str, 
     }
 
 
-def _look_ahead(core: Core, ledger: Ledger, now_s: float) -> tuple[float, tuple[int, ...]] | str:
+def expected_start_s(core: Core, job_id: str, now_s: float) -> float | None:
+    """When a job that waits will start, as far as can be said with little effort; None if it cannot."""
+    found = _look_ahead(core, core.ledger.copy(), job_id, now_s, GLANCE_S)
+    return None if isinstance(found, str) else found[0]
+
+
+def _look_ahead(
+    core: Core, ledger: Ledger, name: str, now_s: float, longest_s: float
+) -> tuple[float, tuple[int, ...]] | str:
     """Go from one expected end to the next until the job holds GPUs; or why that cannot be said."""
     samples = sorted(ledger.services)
     ends: dict[str, float] = {}
-    give_up_at = time.perf_counter() + LONGEST_S
+    give_up_at = time.perf_counter() + longest_s
     while time.perf_counter() < give_up_at:
         for job in ledger.row_of:
             if ledger.holds(job) and job not in ends:
@@ -102,8 +111,8 @@ def _look_ahead(core: Core, ledger: Ledger, now_s: float) -> tuple[float, tuple[
             del ends[next_end[0]]
         planned, _ = ledger.decide(now_s)
         ledger.apply(planned.entry())
-        if ledger.holds(NAME):
-            return now_s, ledger.gpus_of(NAME)
+        if ledger.holds(name):
+            return now_s, ledger.gpus_of(name)
     return "no estimate: too much would happen before"
 
 
