@@ -149,6 +149,11 @@ class Ledger:
         row = self.row_of.get(job_id)
         return row is not None and self.table.jobs["phase"][row] == HELD
 
+    def holders(self) -> list[str]:
+        """All jobs that hold GPUs, in order of arrival."""
+        rows = np.flatnonzero(self.table.jobs["phase"][: len(self.ids)] == HELD)
+        return [self.ids[row] for row in rows.tolist()]
+
     def costs_of(self, job_id: str) -> tuple[float, float]:
         """What suspending and resuming the job is expected to take."""
         row = self.row_of.get(job_id)
@@ -513,6 +518,21 @@ class Ledger:
         key = (int(job["gpus"]), int(job["kinds"]), int(job["want_nodes"]), skew)
         return self.gang_classes.setdefault(key, len(self.gang_classes))
 
+    def _classify(self) -> None:
+        """Number the kinds of gangs anew, in order of appearance."""
+        self.gang_classes = {}
+        jobs = self.table.jobs[: len(self.ids)]
+        if not len(jobs):
+            return
+        keys = np.stack([jobs[name].astype(np.float64) for name in ("gpus", "kinds", "want_nodes", "skew")])
+        order = np.lexsort(keys)  # stable: of equal ones, the first comes first
+        is_new = np.concatenate(([True], (keys[:, order[1:]] != keys[:, order[:-1]]).any(axis=0)))
+        firsts = order[is_new]
+        numbers = np.zeros(len(firsts), dtype=np.int64)
+        for at in np.argsort(firsts).tolist():
+            numbers[at] = self._gang_class(jobs[firsts[at]])
+        jobs["gang_class"][order] = numbers[np.cumsum(is_new) - 1]
+
     def _make_room(self, gpus: int) -> None:
         dead = len(self.ids) - len(self.row_of)
         if dead > 1000 and dead > len(self.row_of):
@@ -532,23 +552,19 @@ class Ledger:
     def _pack(self) -> None:
         """Give up the rows of jobs that have left. Order stays, so policies notice nothing."""
         alive = sorted(self.row_of.values())
-        jobs, slots = _records(max(ROOM, 2 * len(alive))), np.zeros(0, dtype=np.int64)
+        jobs = _records(max(ROOM, 2 * len(alive)))
         jobs[: len(alive)] = self.table.jobs[alive]
         self.marks, self.fates = _longer(self.marks[alive], len(jobs)), _longer(self.fates[alive], len(jobs))
         self.ids = [self.ids[row] for row in alive]
         self.row_of = {job: row for row, job in enumerate(self.ids)}
         counts = jobs["gpus"][: len(alive)]
         jobs["first_slot"][: len(alive)] = np.concatenate(([0], np.cumsum(counts)[:-1])) if len(alive) else 0
-        parts = [
-            self.table.slots[int(first) : int(first) + int(count)]
-            for first, count in zip(self.table.jobs["first_slot"][alive], counts, strict=True)
-        ]
         self.slots_used = int(counts.sum())
-        slots = np.concatenate([*parts, np.zeros(max(4 * ROOM, self.slots_used), dtype=np.int64)])
-        self.gang_classes = {}
+        moved_by = self.table.jobs["first_slot"][alive] - jobs["first_slot"][: len(alive)]
+        slots = self.table.slots[np.arange(self.slots_used) + np.repeat(moved_by, counts)]
+        slots = np.concatenate((slots, np.zeros(max(4 * ROOM, self.slots_used), dtype=np.int64)))
         self.table = JobTable(jobs, slots, self.table.quotas)
-        for row in range(len(self.ids)):
-            jobs["gang_class"][row] = self._gang_class(jobs[row])
+        self._classify()
         self._block()
 
     def _redraw(self) -> None:
@@ -569,21 +585,17 @@ class Ledger:
             for gpu in range(self.cluster.total_gpus)
             if self.nodes[int(self.cluster.gpu_node[gpu])].name in self.blocked
         }
-        for job, row in self.row_of.items():
-            if self.table.jobs["phase"][row] != HELD:
-                continue
-            gpus = self.gpus_of(job)
-            if unusable.intersection(gpus):
-                self.parked.add(job)
+        holders = self.holders()
+        self.parked.update(job for job in holders if unusable.intersection(self.gpus_of(job)))
         taken = set(unusable)
-        for job, row in self.row_of.items():
-            if self.table.jobs["phase"][row] == HELD:
-                if job in self.parked:
-                    taken.update(self.gpus_of(job))
-                else:
-                    first = int(self.table.jobs["first_slot"][row])
-                    gpus = self.table.slots[first : first + int(self.table.jobs["gpus"][row])]
-                    occupy(self.machine, np.int64(row), gpus)
+        for job in holders:
+            if job in self.parked:
+                taken.update(self.gpus_of(job))
+            else:
+                row = self.row_of[job]
+                first = int(self.table.jobs["first_slot"][row])
+                gpus = self.table.slots[first : first + int(self.table.jobs["gpus"][row])]
+                occupy(self.machine, np.int64(row), gpus)
         for gpu in taken:
             node = int(self.cluster.gpu_node[gpu])
             self.machine.gpus["owner"][gpu] = BLOCKED
@@ -653,9 +665,7 @@ class Ledger:
         ledger.marks = _longer(np.array([_mark(job) for job in ledger.ids], dtype=np.uint64), len(jobs))
         ledger.fates = np.full(len(jobs), UNTOLD, dtype=np.int16)
         ledger.row_of = {job: row for row, job in enumerate(ledger.ids)}
-        ledger.gang_classes = {}
-        for row in range(count):
-            jobs["gang_class"][row] = ledger._gang_class(jobs[row])
+        ledger._classify()
         ledger.services = np.frombuffer(_unpacked(body["services"])).tolist()
         ledger.memory = _unpacked_object(body["memory"])
         ledger.packing = bool(body.get("packing"))
@@ -736,7 +746,7 @@ def _ticks(quantum_s: float, now_s: float) -> float:
 
 
 def _packed(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data, 3)).decode()
+    return base64.b64encode(zlib.compress(data, 1)).decode()
 
 
 def _unpacked(text: str) -> bytes:
