@@ -130,10 +130,20 @@ class Agent:
             self._spawn(self._watch_health())
         self.log.write("agent up", node=self.node, pid=os.getpid(), gpus=len(self.facts.gpus), virtual=self.virtual)
         await stop.wait()
+        self._end_the_unreachable()
         self.log.write("agent down", node=self.node, attempts=sum(one.alive for one in self.attempts.values()))
         server.close()
         self.nursery.close()
         path.unlink(missing_ok=True)
+
+    def _end_the_unreachable(self) -> None:
+        """The folder was removed: nobody could ever find these jobs again, and they would keep their GPUs."""
+        if self.attempts_dir.exists():
+            return
+        for attempt in self.attempts.values():
+            if attempt.pidfd >= 0:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)

@@ -731,8 +731,10 @@ class Supervisor:
             # Only the result must survive a power cut: after one, nothing else of it is true any more.
             self._replace("state.json", dump(record) + "\n", durable=record["state"] == "exited")
         except OSError:
-            self.retry_at = boot_s() + 0.5  # disk full: the result stays in memory until there is room
-            return
+            if os.path.exists(self.attempt):
+                self.retry_at = boot_s() + 0.5  # disk full: the result stays in memory until there is room
+                return
+            # The folder was removed: nobody will ever ask for the result.
         self.unwritten = False
         self.retry_at = None
         self._poke()
