@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from thebes.client import Client
 from thebes.node import processes
-from thebes.node.instance import Instance
+from thebes.node.instance import Instance, wait_gone
 from thebes.node.keeper import stop_instance
 from thebes.server.config import Config, save
 from thebes.server.lifecycle import Options, bring_up
@@ -112,11 +112,11 @@ class FaultCluster:
             return False
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            return wait_gone(pidfd, 10.0)
         except ProcessLookupError:
             return False
         finally:
             os.close(pidfd)
-        return processes.wait_gone([pid], 10.0)
 
     # -- asking
 
