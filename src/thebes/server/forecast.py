@@ -16,7 +16,7 @@ from thebes.server.ledger import Ledger
 from thebes.server.spec import JobSpec
 
 NAME = "(this job)"
-LONGEST_S = 0.2  # of our own time
+LONGEST_S = 0.025  # of our own time: everybody else waits meanwhile
 GLANCE_S = 0.02
 FEWEST_SAMPLES = 5  # past jobs, for a median that means anything
 
@@ -26,7 +26,6 @@ def forecast(core: Core, spec: JobSpec, tenant: str, now_s: float) -> dict[str, 
     if spec.after:
         reason = f"it waits for job {', '.join(spec.after[:5])}"
         return {"starts": "later", "start_in_s": None, "nodes": {}, "preempts": [], "reason": reason}
-    without, _ = core.ledger.copy().decide(now_s)
     ledger = core.ledger.copy()
     entry: dict[str, Any] = {
         "op": "arrive",
@@ -41,12 +40,11 @@ def forecast(core: Core, spec: JobSpec, tenant: str, now_s: float) -> dict[str, 
         "submit_s": now_s,
     }
     ledger.apply(entry)
-    planned, view = ledger.decide(now_s)
+    planned, _ = ledger.decide(now_s, fingerprint=False)
     ledger.apply(planned.entry())
-    waiting = sum(not ledger.holds(job) for job in ledger.row_of)
     if ledger.holds(NAME):
         gpus = ledger.gpus_of(NAME)
-        victims = sorted(set(planned.suspend) - set(without.suspend))
+        victims = sorted(set(planned.suspend) - _suspended_anyway(core, now_s)) if planned.suspend else []
         busy = [gpu for gpu in gpus if core.on_gpu.get(gpu)]
         clearing_s = max(
             (core.jobs[job].suspend_s for gpu in busy for job, _ in core.on_gpu[gpu] if job in core.jobs), default=0.0
@@ -59,14 +57,13 @@ def forecast(core: Core, spec: JobSpec, tenant: str, now_s: float) -> dict[str, 
             "position": 0,
             "reason": "its GPUs must be cleared first" if busy else "",
         }
-    fate = planned.fates[[ledger.ids[row] for row in view.jobs.rows].index(NAME)]
     answer: dict[str, Any] = {
         "starts": "later",
         "start_in_s": None,
         "nodes": {},
         "preempts": [],
-        "position": waiting,
-        "reason": ledger.reason(fate),
+        "position": len(ledger.row_of) - len(ledger.holders()),
+        "reason": ledger.reason(ledger.fate_of(NAME)),
     }
     found = _look_ahead(core, ledger, NAME, now_s, LONGEST_S)
     if isinstance(found, str):
@@ -77,6 +74,11 @@ def forecast(core: Core, spec: JobSpec, tenant: str, now_s: float) -> dict[str, 
         "nodes": {node: list(numbers) for node, numbers in ledger.parts(gpus)},
         "estimate": "if jobs run as long as their limits say, or as past jobs did",
     }
+
+
+def _suspended_anyway(core: Core, now_s: float) -> set[str]:
+    planned, _ = core.ledger.decide(now_s, fingerprint=False)
+    return set(planned.suspend)
 
 
 def expected_start_s(core: Core, job_id: str, now_s: float) -> float | None:
@@ -93,15 +95,15 @@ def _look_ahead(
     ends: dict[str, float] = {}
     give_up_at = time.perf_counter() + longest_s
     while time.perf_counter() < give_up_at:
-        for job in ledger.row_of:
-            if ledger.holds(job) and job not in ends:
+        holders = ledger.holders()
+        for job in holders:
+            if job not in ends:
                 left_s = _left_s(core, ledger, job, samples, now_s)
                 if left_s is None:
                     return f"no estimate: job {job} has no time limit, and too few jobs have ended to learn from"
                 ends[job] = now_s + left_s
                 ledger.apply({"op": "ran", "t": now_s, "job": job})
-            elif not ledger.holds(job):
-                ends.pop(job, None)
+        ends = {job: ends[job] for job in holders}
         next_end = min(ends.items(), key=lambda item: item[1], default=("", NEVER))
         now_s = min(next_end[1], max(ledger.wake_s, now_s))
         if now_s == NEVER:
@@ -109,7 +111,7 @@ def _look_ahead(
         if next_end[1] <= now_s:
             ledger.apply({"op": "leave", "t": now_s, "job": next_end[0], "completed": False})
             del ends[next_end[0]]
-        planned, _ = ledger.decide(now_s)
+        planned, _ = ledger.decide(now_s, fingerprint=False)
         ledger.apply(planned.entry())
         if ledger.holds(name):
             return now_s, ledger.gpus_of(name)
