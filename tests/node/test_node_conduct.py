@@ -251,7 +251,7 @@ def test_a_quiet_log_is_not_looked_at_and_a_busy_one_often(tmp_path: Path) -> No
     assert watch.look(2.0) is None
     with path.open("ab") as file:
         file.write(b"x" * 900_000)
-    assert watch.look(2.1) == pytest.approx(0.1)
+    assert watch.look(2.1) == pytest.approx(0.02)
 
 
 # JSON ----------------------------------------------------------------------------------------------------------------

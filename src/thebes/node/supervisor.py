@@ -291,7 +291,7 @@ class LogWatch:
         if quiet:
             return None
         # It may overshoot by half its limit, at four times the rate seen and at 1 MB/s at the least.
-        return min(2.0, max(0.1, (1.5 * self.limit - size) / (4 * self.rate + 1e6)))
+        return min(2.0, max(0.02, (1.5 * self.limit - size) / (4 * self.rate + 1e6)))
 
     def cut(self) -> int:
         """Replace the middle in place, in small pieces; the writers go on appending meanwhile. The new size."""
@@ -573,6 +573,7 @@ class Supervisor:
             return
         self._prepare()
         self._start()
+        self._look_at_logs(boot_s())  # from now on the kernel tells of writes
         poll = select.poll()
         poll.register(self.ctl, select.POLLIN)
         poll.register(self.wake, select.POLLIN)
