@@ -105,7 +105,7 @@ def prints(calm: FaultCluster, megabytes: int) -> None:
     text = b"".join(calm.client.logs(job))
     assert size <= MIB
     assert b"bytes dropped here" in text
-    assert most < 200 * MIB, f"the log had grown to {most >> 20} MiB"
+    assert most < 100 * MIB, f"the log had grown to {most >> 20} MiB"
 
 
 def test_a_job_that_prints_much(calm: FaultCluster) -> None:
