@@ -8,7 +8,9 @@ from thebes.engine.contract import Report
 from thebes.server.outcome import describe, judge, lost_work_s
 
 
-def part(*codes: int, cause: str = "exit", node: str = "n0", first: int = 0, detail: str = "", **more: object) -> Report:
+def part(
+    *codes: int, cause: str = "exit", node: str = "n0", first: int = 0, detail: str = "", **more: object
+) -> Report:
     ranks = {first + i: code for i, code in enumerate(codes)}
     return Report("1", 1, node, "exited", cause=cause, codes=ranks, detail=detail, **more)  # type: ignore[arg-type]
 

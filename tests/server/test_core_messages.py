@@ -1,0 +1,170 @@
+"""What people are told: why a job waits, what a plan says, and what becomes of a reader that is too slow."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from cluster_in_a_test import ADMIN, live_cluster
+
+from thebes.server import controller as controller_module
+from thebes.server.controller import Changes
+from thebes.server.spec import JobSpec
+
+
+def run(story):
+    asyncio.run(story)
+
+
+def reason(cluster, job):
+    return cluster.controller.live(job)["reason"]
+
+
+def test_each_wait_has_its_reason(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            first = await c.submit(8)
+            assert reason(c, first) == ""
+            behind = await c.submit(8)
+            assert "go to jobs before it" in reason(c, behind)
+            after = await c.submit(1, after=[behind])
+            assert reason(c, after) == f"waits for job {behind}"
+            await c.controller.act("hold", behind, ADMIN)
+            await c.quiet()
+            assert reason(c, behind) == "held by its user"
+            urgent = await c.submit(8, priority=5)
+            assert reason(c, urgent) == f"its GPUs are being cleared by job {first}"
+            assert c.state(first) == "preempting"
+            c.engine.end(first, 1, 85)
+            await c.quiet()
+            assert reason(c, urgent) == ""
+            assert "go to jobs before it" in reason(c, first)
+
+    run(story())
+
+
+def test_a_job_that_is_wanted_again_while_it_still_saves_says_so(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            low = await c.submit(8)
+            await c.controller.act("preempt", low, ADMIN)
+            await c.quiet()
+            assert c.controller.core.jobs[low].target is not None  # nobody else wants the GPUs
+            assert reason(c, low) == "its last incarnation is still saving its state"
+
+    run(story())
+
+
+def test_placement_and_quota_are_named(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path, policy="backfill") as c:
+            jobs = [await c.submit(3) for _ in range(2)]
+            spread = await c.submit(2, nodes=1)
+            assert {c.state(job) for job in jobs} == {"running"}
+            assert "not where the placement rule wants them" in reason(c, spread)
+            await c.controller.set_quota("vision", 1)
+            await c.submit(1, tenant="vision")
+            over = await c.submit(1, tenant="vision")
+            assert "quota" in reason(c, over)
+
+    run(story())
+
+
+def test_strict_order_is_named(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path, policy="fifo") as c:
+            await c.submit(6)
+            await c.submit(8)
+            small = await c.submit(1)
+            assert "an earlier job must start first" in reason(c, small)
+
+    run(story())
+
+
+def test_a_plan_without_anything_to_go_by_says_so_instead_of_guessing(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            job = await c.submit(8)
+
+            async def plan(**more):
+                return await c.controller.plan(JobSpec(command=["x"], **more), ADMIN)
+
+            later = await plan(gpus=8)
+            assert (later["starts"], later["start_in_s"]) == ("later", None)
+            assert later["estimate"].startswith(f"no estimate: job {job} has no time limit")
+            assert later["position"] == 1
+            after = await plan(after=[job])
+            assert after["reason"] == f"it waits for job {job}"
+            refused = await plan(gpus=64)
+            assert refused["starts"] == "never"
+            assert "64 GPUs" in refused["reason"]
+
+    run(story())
+
+
+def test_a_plan_learns_from_jobs_that_have_ended(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path, policy="backfill") as c:
+            for _ in range(6):
+                job = await c.submit(8)
+                await c.pass_time(100)
+                c.engine.end(job, 1, 0)
+                await c.quiet()
+            await c.submit(8)
+            await c.pass_time(30)
+            plan = await c.controller.plan(JobSpec(command=["x"], gpus=8), ADMIN)
+            assert plan["starts"] == "later"
+            assert plan["start_in_s"] == pytest.approx(70, abs=2)
+            assert sum(len(gpus) for gpus in plan["nodes"].values()) == 8
+
+    run(story())
+
+
+def test_a_plan_changes_nothing(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            await c.submit(8, time_s=50.0)
+            before = c.controller.core.ledger.snapshot(0.0)
+            for gpus in (1, 8):
+                await c.controller.plan(JobSpec(command=["x"], gpus=gpus, priority=gpus), ADMIN)
+            assert c.controller.core.ledger.snapshot(0.0) == before
+
+    run(story())
+
+
+def test_a_reader_that_is_too_slow_is_told_once_and_dropped(monkeypatch):
+    monkeypatch.setattr(controller_module, "QUEUE_ROOM", 3)
+
+    async def story():
+        changes = Changes()
+        slow, quick, gone = changes.subscribe(), changes.subscribe(), changes.subscribe()
+        changes.unsubscribe(gone)
+        heard = []
+        for seq in range(6):
+            changes.publish({"kind": "state", "seq": seq})
+            heard.append(quick.get_nowait()["seq"])
+        assert heard == list(range(6))
+        left = [slow.get_nowait() for _ in range(slow.qsize())]
+        assert [event.get("seq") for event in left] == [0, 1, 2, None]
+        assert left[-1] == {"kind": "lagged"}
+        changes.publish({"kind": "state", "seq": 6})
+        assert slow.empty()
+        assert gone.empty()
+
+    run(story())
+
+
+def test_events_carry_the_number_they_have_in_the_store(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            heard = c.controller.changes.subscribe()
+            job = await c.submit(1)
+            events = [heard.get_nowait() for _ in range(heard.qsize())]
+            kinds = [event["kind"] for event in events if event["job_id"] == job]
+            assert kinds[0] == "submitted"
+            assert "started" in kinds
+            numbers = [event["seq"] for event in events]
+            assert numbers == sorted(set(numbers))
+            assert all(numbers)
+
+    run(story())
