@@ -91,7 +91,8 @@ def report_lines(done: Rehearsal) -> list[str]:
         "",
         f"{plural(len(done.played), 'job')}, {plural(done.preemptions, 'preemption')}, lost work {lost:.1f} GPU-s, "
         f"final weights {weights}",
-        f"measured      start {done.start_s:.2f} s, save {done.suspend_s:.2f} s, resume {done.resume_s:.2f} s",
+        f"measured      start {done.start_s:.2f} s, save {done.suspend_s:.2f} s, resume {done.resume_s:.2f} s, "
+        f"end {done.finish_s:.2f} s",
         f"mean JCT      {done.mean_jct_s:.2f} s, simulated {done.mean_predicted_s:.2f} s "
         f"({100 * done.error_of_mean:+.1f} %)",
         f"per job       off by {100 * done.mean_error:.1f} % on average",

@@ -47,6 +47,7 @@ STARTED_WITHIN_S = 10.0
 KILLED_WITHIN_S = 5.0  # after which the supervisor itself is killed
 FROZEN_WITHIN_S = 10.0
 LOOK_EVERY_S = 1.0
+LOOK_AT_NEW_S = 0.1  # at an attempt that has not made a step; then less and less often
 HEALTH_EVERY_S = 30.0
 LOG_LIMIT_BYTES = 1 << 20
 BACKLOG_BYTES = 32 << 20  # a listener that does not read is let go
@@ -358,6 +359,15 @@ class Agent:
                 with suppress(OSError):
                     self._look(attempt)
 
+    async def _look_for_first_step(self, attempt: Attempt) -> None:
+        """When it came counts for the policy, since loading is no service: so look more often at first."""
+        pause_s = LOOK_AT_NEW_S
+        while pause_s < LOOK_EVERY_S and attempt.alive and (attempt.report is None or not attempt.report.first_step_s):
+            await asyncio.sleep(pause_s)
+            pause_s *= 1.25
+            with suppress(OSError):
+                self._look(attempt)
+
     def _look(self, attempt: Attempt) -> None:
         # Files are renamed into place, so the time of the folder tells of any of them by one look.
         changed_ns = attempt.dir.path.stat().st_mtime_ns
@@ -538,6 +548,7 @@ class Agent:
             self._vanish(attempt)
         self._follow_log(attempt)
         await self._until(attempt, lambda: bool(attempt.state), STARTED_WITHIN_S)
+        self._spawn(self._look_for_first_step(attempt))
         self.log.write(
             "started",
             node=self.node,

@@ -603,7 +603,9 @@ class Core:
         attempt.started_s = started_s
         if attempt.phase == "launching":
             attempt.phase = "running"
-            self._input({"op": "ran", "t": started_s, "job": job.id})
+            # Loading is not service, and the first step is told later. A job that was resumed before will take as long.
+            loaded_s = attempt.created_s + job.resume_s if attempt.incarnation > 1 else started_s
+            self._input({"op": "ran", "t": max(started_s, loaded_s), "job": job.id})
         first = job.first_start_s is None
         if first:
             job.first_start_s = started_s
