@@ -3,6 +3,8 @@
 Conventions in README.md and docs/*.md:
 - every ```python block runs, and functions named test_… in it are called;
 - every line `$ thebes …` in a ```console block runs, in one folder per page, in order;
+  a page that says `thebes up` has a live cluster of its own, which is gone at the end;
+- `<!-- live -->` before a ```python block: it runs while a cluster of four virtual GPUs is up;
 - `<!-- write: NAME -->` before a block puts its text into that file first; `<!-- run with: NAME -->`: the page needs
   the file of that name which another page shows; `<!-- needs shared -->`: the block needs ../shared/data;
 - a table between `<!-- table: NAME -->` and `<!-- end -->` is made by docs/tables.py.
@@ -101,9 +103,25 @@ def run(command: str) -> str:
 
 
 @pytest.mark.parametrize("block", [pytest.param(b, id=place(b)) for b in BLOCKS if b.language == "python"])
-def test_python_block_runs(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_block_runs(
+    block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     if block.needs_shared and not shared_data().is_dir():
         pytest.skip("needs ../shared/data")
+    if "<!-- live -->" not in block.marks:
+        run_python(block, folder)
+        return
+    monkeypatch.setenv("THEBES_DIR", str(folder / "instance"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    (folder / "train.py").write_text(FILES["train.py"], encoding="utf-8")
+    try:
+        run("thebes up --virtual-gpus 4")
+        run_python(block, folder)
+    finally:
+        CliRunner().invoke(app, ["down", "--now"])
+
+
+def run_python(block: Block, folder: Path) -> None:
     space: dict[str, Any] = {"__name__": "an_example"}
     module = ModuleType("an_example")  # dataclasses look their module up
     sys.modules["an_example"] = module
@@ -121,8 +139,20 @@ def console_pages() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("page", "blocks"), list(console_pages()))
-def test_commands_of_a_page_run(page: Path, blocks: list[Block], folder: Path) -> None:
+def test_commands_of_a_page_run(
+    page: Path, blocks: list[Block], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = page.read_text(encoding="utf-8")
+    monkeypatch.setenv("THEBES_DIR", str(folder / "instance"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    try:
+        run_commands(text, blocks, folder)
+    finally:
+        if (folder / "instance" / "run").exists():
+            CliRunner().invoke(app, ["down", "--now"])
+
+
+def run_commands(text: str, blocks: list[Block], folder: Path) -> None:
     for name in (*WRITE.findall(text), *RUN_WITH.findall(text)):
         (folder / name).write_text(FILES[name], encoding="utf-8")
     for block in blocks:
