@@ -63,7 +63,7 @@ def python(cluster: FaultCluster, source: str, **fields: Any) -> str:
 # ---- jobs
 
 
-@pytest.mark.parametrize("how", ["cancel", "preempt"])
+@pytest.mark.parametrize("how", [pytest.param("cancel", marks=pytest.mark.faults), "preempt"])
 def test_a_job_that_ignores_every_signal_and_leaves_daemons(calm: FaultCluster, tmp_path: Path, how: str) -> None:
     source = f"""
 import os, signal, time
@@ -169,6 +169,7 @@ def came_back(cluster: FaultCluster, job_id: str, signal_file: Path) -> None:
     assert [attempt["incarnation"] for attempt in cluster.client.job(job_id)["attempts"]] == [1]
 
 
+@pytest.mark.faults
 def test_a_port_that_is_taken_while_the_controller_is_away(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -184,6 +185,7 @@ def test_a_port_that_is_taken_while_the_controller_is_away(tmp_path: Path) -> No
         came_back(cluster, job, tmp_path / "go")
 
 
+@pytest.mark.faults
 def test_a_configuration_and_a_store_that_are_damaged_while_the_cluster_is_up(
     calm: FaultCluster, tmp_path: Path
 ) -> None:
@@ -224,6 +226,7 @@ def test_a_token_that_was_removed(calm: FaultCluster, tmp_path: Path) -> None:
         calm.client = Client(dir=calm.instance.dir)
 
 
+@pytest.mark.faults
 def test_an_instance_whose_folder_is_removed_ends_with_everything_in_it(tmp_path: Path) -> None:
     with fault_cluster(tmp_path / "i") as cluster:
         waiting_job(cluster, tmp_path / "never")
@@ -263,6 +266,7 @@ def fill(ballast: Path) -> None:
                 pass
 
 
+@pytest.mark.faults
 def test_a_disk_that_is_full(small_disk: Path, tmp_path: Path) -> None:
     with fault_cluster(small_disk / "i") as cluster:
         ballast = small_disk / "ballast"
@@ -317,6 +321,7 @@ if _file:
 """
 
 
+@pytest.mark.faults
 def test_a_wall_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process of ours is given a wall clock that the test turns by days, back and forth, while jobs run."""
     site = tmp_path / "site"

@@ -336,7 +336,7 @@ def test_the_script_without_a_crash(undisturbed: tuple[dict[str, Any], int]) -> 
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_crash_at_some_writes(tmp_path: Path, undisturbed: tuple[dict[str, Any], int], side: str) -> None:
     outcome, commits = undisturbed
-    for at in random.Random(f"some {side}").sample(range(1, commits), 6):
+    for at in random.Random(f"some {side}").sample(range(1, commits), 3):
         check(tmp_path / str(at), outcome, (at, side))
 
 
