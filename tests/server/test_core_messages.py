@@ -168,3 +168,19 @@ def test_events_carry_the_number_they_have_in_the_store(tmp_path):
             assert all(numbers)
 
     run(story())
+
+
+def test_a_controller_whose_loop_fails_says_so_and_the_next_one_goes_on(tmp_path):
+    """Nothing of the failed turn was written; the process ends, and the keeper starts another."""
+
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            job = await c.submit(1)
+            c.controller._tell(lambda now_s: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.wait_for(c.controller.ended(), 10)
+            await c.crash()
+            await c.open()
+            assert c.state(job) == "running"
+
+    run(story())

@@ -189,6 +189,11 @@ class Controller:
                 return nodes
             await asyncio.sleep(0.02)
 
+    async def ended(self) -> None:
+        """Returns when the loop has stopped, or raises what it failed of: without it nothing happens any more."""
+        assert self._loop is not None
+        await asyncio.shield(self._loop)
+
     async def close(self) -> None:
         """Stop deciding. Jobs go on; the next controller takes them over."""
         self._stopped = True

@@ -136,7 +136,8 @@ async def serve(instance: Instance, config: Config, listener: socket.socket) -> 
                 logger.info("serving", extra={"fields": {"url": url}})
 
             async def told_to_stop() -> None:
-                await stop.wait()
+                ways_to_end = {asyncio.ensure_future(stop.wait()), asyncio.ensure_future(controller.ended())}
+                await asyncio.wait(ways_to_end, return_when=asyncio.FIRST_COMPLETED)
                 app.state.api.closing.set()  # streams and long polls end; Uvicorn waits for them
 
             await _Server(_uvicorn_config(app, config), tell_started, told_to_stop).serve([listener])
