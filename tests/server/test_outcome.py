@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thebes.engine.contract import Report
+from thebes.engine.contract import GANG_NOT_STARTED, Report
 from thebes.server.outcome import describe, judge, lost_work_s
 
 
@@ -52,6 +52,18 @@ def part(
         ([part(cause="lost")], "", "lost", None, False),
         ([part(-9, cause="killed")], "", "lost", -9, False),
         ([part(cause="launch-failed", detail="no such program")], "", "failed", None, False),
+        # a node could not be reached when the gang was started: nobody's failure; a program that is not there is one
+        ([part(cause="launch-failed", detail=f"{GANG_NOT_STARTED}: n1 cannot be reached")], "gang", "lost", None, False),
+        (
+            [
+                part(cause="launch-failed", detail=f"{GANG_NOT_STARTED}: n1: no such program"),
+                part(cause="launch-failed", detail="no such program", node="n1", first=1),
+            ],
+            "gang",
+            "failed",
+            None,
+            False,
+        ),
     ],
 )
 def test_what_ranks_said_and_what_we_asked_give_the_outcome(parts, why, kind, exit_code, saved):

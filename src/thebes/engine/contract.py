@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 PREEMPTED_EXIT_CODE = 85  # "I have saved my state: resume me"
+GANG_NOT_STARTED = "another part of the gang could not start"  # begins the detail of parts that did nothing wrong
 
 State = Literal["starting", "running", "frozen", "suspended", "exited"]
 Cause = Literal["", "exit", "killed", "timeout", "launch-failed", "lost"]

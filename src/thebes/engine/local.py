@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from thebes.engine import wire
-from thebes.engine.contract import Launch, Listener, Mechanism, NodeChange, NodeFacts, Refused, Report
+from thebes.engine.contract import (
+    GANG_NOT_STARTED,
+    Launch,
+    Listener,
+    Mechanism,
+    NodeChange,
+    NodeFacts,
+    Refused,
+    Report,
+)
 
 LOG = logging.getLogger(__name__)
 CALL_S = 10.0
@@ -264,7 +273,7 @@ class LocalEngine:
         ]
         if len(links) > 1 and (errors or failed):
             why = str(errors[0]) if errors else f"{failed[0].node}: {failed[0].detail}"
-            await self._kill_parts(launch, because=f"another part of the gang could not start: {why}")
+            await self._kill_parts(launch, because=f"{GANG_NOT_STARTED}: {why}")
         if errors:
             raise errors[0]
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from thebes.engine.contract import PREEMPTED_EXIT_CODE, Report
+from thebes.engine.contract import GANG_NOT_STARTED, PREEMPTED_EXIT_CODE, Report
 
 Kind = Literal["completed", "preempted", "failed", "timeout", "cancelled", "lost"]
 
@@ -34,7 +34,7 @@ def judge(parts: Collection[Report], why: Why) -> Outcome:
     if why == "cancel":
         return Outcome("cancelled", None, "cancelled", saved=False)
     for part in parts:
-        if part.cause == "launch-failed":
+        if part.cause == "launch-failed" and not part.detail.startswith(GANG_NOT_STARTED):
             return Outcome("failed", None, part.detail or "it could not be started", saved=False)
     if codes and all(code == 0 for code in codes.values()) and all(part.cause == "exit" for part in parts):
         return Outcome("completed", 0, "", saved=True)
@@ -51,7 +51,7 @@ def judge(parts: Collection[Report], why: Why) -> Outcome:
         innocent = (*TAKEN_DOWN, PREEMPTED_EXIT_CODE)
         rank, code = next((one for one in own if one[1] not in innocent), own[0])
         return Outcome("failed", code, f"rank {rank} {describe(code)}", saved=False)
-    lost = next((part for part in parts if part.cause in ("lost", "killed")), None)
+    lost = next((part for part in parts if part.cause in ("lost", "killed", "launch-failed")), None)
     detail = (lost.detail if lost and lost.detail else "") or "its processes were killed from outside"
     return Outcome("lost", _first_failure(codes), detail, saved=False)
 
