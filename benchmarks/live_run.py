@@ -109,7 +109,7 @@ def _of_store(case: Figures) -> Iterator[Figures]:
     yield _goal(f"… most work for the server ({busiest['command']})", "ms", 50.0, busiest["server_ms"])
     yield _goal(f"… one decision, {case['queued']:,} waiting", "ms", 50.0, case["decisions"]["decision_mean_ms"])
     yield _goal("… a small request meanwhile, 95th percentile", "ms", 50.0, case["decisions"]["probe"]["p95_ms"])
-    yield _goal("… controller killed: answers again", "s", 5.0, case["restart_seconds"])
+    yield _goal("… controller killed with those waiting: answers again", "s", 5.0, case["restart_seconds"])
 
 
 GOALS: dict[str, Callable[[Figures], Iterator[Figures]]] = {

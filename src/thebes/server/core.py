@@ -410,6 +410,8 @@ class Core:
 
     def _part_with_guests(self, now_s: float, but: Collection[str] = ()) -> None:
         """Guests whose host is gone, or with whom it did not pay, make room."""
+        if not self.ledger.packing:
+            return
         for job in [job for job in self.jobs.values() if job.guest and job.id not in self.ledger.guests]:
             packing = self.packings.pop(job.id, None)
             for other in packing.jobs if packing else ():
