@@ -53,7 +53,13 @@ def part(
         ([part(-9, cause="killed")], "", "lost", -9, False),
         ([part(cause="launch-failed", detail="no such program")], "", "failed", None, False),
         # a node could not be reached when the gang was started: nobody's failure; a program that is not there is one
-        ([part(cause="launch-failed", detail=f"{GANG_NOT_STARTED}: n1 cannot be reached")], "gang", "lost", None, False),
+        (
+            [part(cause="launch-failed", detail=f"{GANG_NOT_STARTED}: n1 cannot be reached")],
+            "gang",
+            "lost",
+            None,
+            False,
+        ),
         (
             [
                 part(cause="launch-failed", detail=f"{GANG_NOT_STARTED}: n1: no such program"),
