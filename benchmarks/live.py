@@ -401,9 +401,8 @@ CASES: dict[str, Callable[..., Figures]] = {"submits": submits, "held": held, "s
 
 
 def measure(case: str, **arguments: Any) -> Figures:
-    load_before = os.getloadavg()[0]
-    figures = CASES[case](**arguments)
-    return {"case": case, **arguments, "load_average_before": round(load_before, 2), **figures}
+    around = {"load_average_before": round(os.getloadavg()[0], 2), "niceness": os.nice(0)}
+    return {"case": case, **arguments, **around, **CASES[case](**arguments)}
 
 
 if __name__ == "__main__":
