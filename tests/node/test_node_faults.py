@@ -259,7 +259,7 @@ def test_an_agent_that_is_away_is_told_and_its_return_too(own_folder: Path) -> N
     run(test())
 
 
-def test_an_agent_that_is_back_within_a_second_is_no_news_but_its_reports_are(own_folder: Path) -> None:
+def test_an_agent_that_is_back_within_a_second_is_told_with_its_reports_and_was_never_down(own_folder: Path) -> None:
     async def test() -> None:
         with agents(own_folder) as running:
             async with connected(own_folder) as cluster:
@@ -271,7 +271,8 @@ def test_an_agent_that_is_back_within_a_second_is_no_news_but_its_reports_are(ow
                 running["n0"] = start_agent(own_folder)
                 await cluster.report("1", "running")
                 if time.monotonic() - begun_s < 1.0:
-                    assert not [one for one in cluster.heard if isinstance(one, NodeChange)]
+                    told = [one.facts for one in cluster.heard if isinstance(one, NodeChange)]
+                    assert [(facts.alive, facts.pid) for facts in told] == [(True, running["n0"].pid)]
 
     run(test())
 

@@ -121,7 +121,7 @@ class Link:
             self.early.append(news)
 
     def _up(self, facts: NodeFacts, reports: Iterable[Report]) -> None:
-        changed = self.told_alive is not True or replace(facts, pid=None) != replace(self.facts, pid=None)
+        changed = self.told_alive is not True or facts != self.facts  # a new agent has another pid
         self.facts = facts
         self.told_alive = True
         self.looked.set()
