@@ -291,9 +291,14 @@ def _opening(instance: Instance) -> float | None:
 
 
 def _calm(live: LiveCluster) -> None:
-    """Until eight jobs run and nothing is left to write."""
+    """Until the GPUs are taken, who has them runs, and nothing is left to write."""
     wire = live.wire()
-    wait_until(lambda: json.loads(wire.ask("GET", "/v1/status")[1])["gpus"]["busy"] == 8, timeout_s=60)
+
+    def settled() -> bool:
+        status = json.loads(wire.ask("GET", "/v1/status")[1])
+        return status["gpus"]["busy"] == 8 and status["jobs"].get("running", 0) > 0 and "starting" not in status["jobs"]
+
+    wait_until(settled, timeout_s=60)
     time.sleep(1.0)
 
 
