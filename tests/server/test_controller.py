@@ -9,6 +9,7 @@ from cluster_in_a_test import ADMIN, live_cluster
 
 from thebes.model.errors import UserError
 from thebes.server.principal import Principal
+from thebes.server.spec import JobSpec
 
 
 def run(story):
@@ -392,3 +393,103 @@ def test_only_an_admin_can_put_a_job_before_all_others(tmp_path):
             assert c.state(await c.submit(1, alice, priority=-5)) == "running"
 
     run(story())
+
+
+def test_a_job_that_asks_to_be_resumed_again_and_again_without_being_stopped_fails_at_last(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            job = await c.submit(1)
+            for _ in range(30):
+                if c.state(job) != "running":
+                    break
+                await c.pass_time(1)
+                c.engine.end(job, c.incarnation(job), 85)
+                await c.quiet()
+            row = c.row(job)
+            assert (row.state, row.incarnation, row.exit_code) == ("failed", 20, 85)
+            assert row.reason == "it exited with code 85 20 times in a row without having been asked to stop"
+
+    run(story())
+
+
+def test_a_job_that_yields_now_and_then_may_do_so_for_ever(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            job = await c.submit(1)
+            for _ in range(25):
+                await c.pass_time(60)
+                c.engine.end(job, c.incarnation(job), 85)
+                await c.quiet()
+            assert c.state(job) == "running"
+
+    run(story())
+
+
+def test_a_job_requeued_after_its_end_has_its_checkpoint_and_its_whole_time_limit(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            job = await c.submit(1, time_s=100)
+            await c.pass_time(60)
+            c.engine.checkpointed(job, 1, 7)
+            await c.pass_time(40)
+            c.engine.end(job, 1, -15, cause="timeout")
+            await c.quiet()
+            assert c.state(job) == "timeout"
+            await c.controller.act("requeue", job, ADMIN)
+            await c.quiet()
+            launch = c.engine.living[job, 2].launch
+            assert (launch.resume_from, launch.limit_s) == ("/ckpt/7", 100)
+
+    run(story())
+
+
+def test_a_launch_on_its_way_to_a_node_that_was_away_is_not_taken_for_lost(tmp_path):
+    """Else the job would be started again elsewhere beside the incarnation that comes to life at last."""
+
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            c.engine.up = dict.fromkeys(c.engine.up, False)  # and nobody has noticed yet
+            ids = await c.controller.submit(JobSpec(command=["train"], gpus=4, workdir="/"), ADMIN)
+            await until(lambda: c.state(ids[0]) == "starting")
+            await c.controller.act("preempt", ids[0], ADMIN)
+            for node in c.engine.up:
+                c.engine.node_up(node)
+            await c.quiet()
+            assert sorted(c.engine.living) == [(ids[0], 1)]
+            assert c.state(ids[0]) == "preempting"
+            c.engine.end(ids[0], 1, 85)
+            await c.quiet()
+            assert sorted(c.engine.living) == [(ids[0], 2)]
+
+    run(story())
+
+
+def test_what_a_node_has_not_forgotten_does_not_keep_a_job_from_running_elsewhere(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            job = await c.submit(4)
+            home = c.engine.living[job, 1].launch.parts[0].node
+
+            async def unreachable(job_id, incarnation):
+                raise OSError("the node cannot be reached")
+
+            forget, c.engine.forget = c.engine.forget, unreachable
+            await c.controller.drain(home, "", False, "root")
+            await c.controller.act("preempt", job, ADMIN)
+            c.engine.end(job, 1, 85)
+            await until(lambda: (job, 2) in c.engine.living)
+            assert c.engine.living[job, 2].launch.parts[0].node != home
+            c.engine.forget = forget
+            c.engine.node_up(home)
+            await c.quiet()
+            assert not c.engine.ended  # it tells of it when it is back, and may forget it then
+
+    run(story())
+
+
+async def until(true):
+    for _ in range(2000):
+        if true():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not happen")

@@ -107,6 +107,7 @@ class Controller:
         self._bell = asyncio.Event()
         self._orders: dict[str, asyncio.Task[None]] = {}
         self._pending: dict[str, list[Command]] = {}
+        self._on_the_way: set[tuple[str, int]] = set()  # launches ordered and not yet carried out or refused
         self._loop: asyncio.Task[None] | None = None
         self._decided_at = 0.0
         self._decision_took_s = 0.0
@@ -251,7 +252,8 @@ class Controller:
         if self.core.dirty:
             pause_s = max(0.0, self._decided_at + self._pause_s() - time.monotonic())
         elif self.core.ledger.wake_s < float("inf") and not self.core.closing:
-            pause_s = max(0.0, self.core.ledger.wake_s - self.clock.now_s())
+            allowed_s = self._decided_at + self._pause_s() - time.monotonic()
+            pause_s = max(0.0, self.core.ledger.wake_s - self.clock.now_s(), allowed_s)
         if pause_s is None or pause_s > 0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._bell.wait(), pause_s)
@@ -346,14 +348,14 @@ class Controller:
 
     async def _node_back(self, node: str) -> None:
         """An agent is back: what it does not know any more has ended while it was away."""
-        heard_of = self.core.heard_of(node)
+        heard_of, on_the_way = self.core.heard_of(node), set(self._on_the_way)
         with suppress(OSError, TimeoutError, Refused):
             reports = [self._in_cluster_time(r) for r in await self.engine.reports() if r.node == node]
 
             def message(now_s: float) -> None:
                 for report in reports:
                     self.core.report(report, now_s)
-                self.core.node_back(node, reports, heard_of, now_s)
+                self.core.node_back(node, reports, heard_of, on_the_way | self._on_the_way, now_s)
 
             self._tell(message)
 
@@ -373,13 +375,18 @@ class Controller:
         """Commands of one job go to the engine in order."""
         waiting = self._pending.setdefault(command.job_id, [])
         waiting.append(command)
+        if command.verb == "launch":
+            self._on_the_way.add((command.job_id, command.incarnation))
         if command.job_id not in self._orders:
             self._orders[command.job_id] = asyncio.create_task(self._carry_out_all(command.job_id))
 
     async def _carry_out_all(self, job_id: str) -> None:
         try:
             while self._pending.get(job_id):
-                await self._carry_out(self._pending[job_id].pop(0))
+                command = self._pending[job_id].pop(0)
+                await self._carry_out(command)
+                if command.verb == "launch":
+                    self._on_the_way.discard((job_id, command.incarnation))
         finally:
             self._pending.pop(job_id, None)
             self._orders.pop(job_id, None)
@@ -398,8 +405,8 @@ class Controller:
                 logger.warning(
                     "engine", extra={"fields": {"verb": command.verb, "job_id": command.job_id, "error": str(error)}}
                 )
-                if self._pending.get(command.job_id) and command.verb in ("notice", "suspend"):
-                    return  # a later command says more
+                if self._pending.get(command.job_id) and command.verb in ("notice", "suspend", "forget"):
+                    return  # a later command says more; what is not forgotten is told of when the node is back
                 await asyncio.sleep(pause_s)
                 pause_s = min(longest_s, 2 * pause_s)
             except Exception as error:
@@ -586,7 +593,9 @@ class Controller:
             if not row.terminal:
                 raise Conflict(f"job {row.id} has just been submitted or has just ended", hint="try again")
             if verb == "requeue":
-                core.requeue_ended(self._as_it_ended(row), actor, now_s)
+                ended, checkpoints = self._as_it_ended(row)
+                core.requeue_ended(ended, actor, now_s)
+                core.note_checkpoints(checkpoints)
                 return
             raise Conflict(
                 f"job {row.id} has ended already: {row.state}", hint=f"`thebes requeue {row.id}` runs it again"
@@ -604,13 +613,14 @@ class Controller:
         else:
             raise Invalid(f"there is no '{verb}'", hint="cancel, hold, release, requeue or preempt")
 
-    def _as_it_ended(self, row: db.JobRow) -> db.JobRow:
-        """Look again: since it was read, the job may have run once more."""
+    def _as_it_ended(self, row: db.JobRow) -> tuple[db.JobRow, dict[str, tuple[int | None, str]]]:
+        """Look again: since it was read, the job may have run once more. With the last checkpoint that it told."""
         with self.store.read() as c:
             row = db.get_job(c, row.id) or row
+            checkpoints = last_checkpoints(c, row.id)
         if not row.terminal:
             raise Conflict(f"job {row.id} has just ended", hint="try again")
-        return row
+        return row, checkpoints
 
     async def drain(self, node: str, reason: str, preempt: bool, actor: str) -> None:
         await self._ask(lambda now_s: self.core.drain(node, reason, actor, now_s, preempt=preempt))

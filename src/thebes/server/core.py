@@ -29,6 +29,8 @@ MAX_SAMPLES = 300  # reports remembered of a job that may be packed
 RATE_NEWS = 0.05  # a rate alone is told anew when it has changed by so much
 CANCEL_GRACE_S = 5.0  # between SIGTERM and SIGKILL of a cancelled job
 MAX_LOSSES = 20  # an incarnation lost so many times in a row has a cause that we do not see
+MAX_YIELDS = 20  # exits with "resume me", unasked and soon after the start, in a row: it would go on so for ever
+YIELD_SOON_S = 10.0
 MAX_REASONS = 1000  # that a decision's entry in the journal tells
 SMOOTHING = 0.5  # weight of the newest measurement of what suspending or resuming a job takes
 
@@ -103,6 +105,7 @@ class LiveJob:
     step: int | None = None
     steps_per_s: float | None = None
     losses_in_a_row: int = 0
+    yields_in_a_row: int = 0
     expected_start_s: float | None = None  # as estimated when it first had to wait
     asked_when: bool = False  # whether that was tried
     best_steps_per_s: float = 0.0
@@ -710,12 +713,19 @@ class Core:
         """What becomes of the job."""
         told = {"incarnation": attempt.incarnation, "exit_code": outcome.exit_code, "detail": outcome.detail}
         job.losses_in_a_row = job.losses_in_a_row + 1 if outcome.kind == "lost" else 0
+        ran_s = max((report.run_s for report in attempt.reports.values()), default=0.0)
+        unasked = outcome.kind == "preempted" and attempt.why == "" and ran_s < YIELD_SOON_S
+        job.yields_in_a_row = job.yields_in_a_row + 1 if unasked else 0
         if job.cancelled:
             self._end(job, "cancelled", "cancelled", None, now_s)
         elif outcome.kind == "completed":
             self._end(job, "completed", "", 0, now_s)
         elif outcome.kind == "timeout":
             self._end(job, "timeout", f"it reached its time limit of {job.spec.time_s:g} s", outcome.exit_code, now_s)
+        elif job.yields_in_a_row >= MAX_YIELDS:
+            code = outcome.exit_code
+            why = f"it exited with code {code} {MAX_YIELDS} times in a row without having been asked to stop"
+            self._end(job, "failed", why, code, now_s)
         elif outcome.kind == "preempted":
             kind = "yielded" if attempt.why == "" else "saved" if outcome.saved else "stopped-unsaved"
             self._event(now_s, kind, job, **told)
@@ -838,9 +848,9 @@ class Core:
         self.dirty = True
 
     def requeue_ended(self, row: db.JobRow, actor: str, now_s: float) -> None:
-        """Run a job again that has ended. Its checkpoints are still there."""
-        job = self.jobs[row.id] = replace(live_job(row), state="", failures=0, hold=False)
-        self._update(job, reason="", end_s=None, exit_code=None, failures=0, hold=False)
+        """Run a job again that has ended. Its checkpoints are still there; its time limit counts anew."""
+        job = self.jobs[row.id] = replace(live_job(row), state="", failures=0, run_s=0.0, hold=False)
+        self._update(job, reason="", end_s=None, exit_code=None, failures=0, run_s=0.0, hold=False)
         self._event(now_s, "requeue", job, actor=actor)
         self._admit(job, now_s)
         self._settle(job, now_s)
@@ -1013,9 +1023,18 @@ class Core:
         return {(j.id, a.incarnation) for j in self.jobs.values() for a in j.attempts.values() if node in a.reports}
 
     def node_back(
-        self, node: str, reports: Collection[Report], heard_of: Collection[tuple[str, int]], now_s: float
+        self,
+        node: str,
+        reports: Collection[Report],
+        heard_of: Collection[tuple[str, int]],
+        on_the_way: Collection[tuple[str, int]],
+        now_s: float,
     ) -> None:
-        """One node is back after its agent was away: what it had told of and does not know any more is lost."""
+        """One node is back after its agent was away: what it had told of and does not know any more is lost.
+
+        Of those whose launch is still on the way it knows nothing yet. To take them for lost would be to start them
+        again elsewhere beside the one that is about to come to life.
+        """
         known = {(r.job_id, r.incarnation, r.node) for r in reports}
         for job in list(self.jobs.values()):
             for attempt in list(job.attempts.values()):
@@ -1023,6 +1042,8 @@ class Core:
                     continue
                 told = attempt.reports.get(node)
                 key = (job.id, attempt.incarnation)
+                if key in on_the_way:
+                    continue
                 if told is not None and told.state != "exited" and key in heard_of and (*key, node) not in known:
                     del attempt.reports[node]
                 self._reconcile(job, attempt, known, now_s)

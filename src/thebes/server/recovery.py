@@ -19,12 +19,13 @@ def last_instant_s(c: Connection) -> float:
     return max(newest, default=0.0)
 
 
-def last_checkpoints(c: Connection) -> dict[str, tuple[int | None, str]]:
-    """Step and path of the last checkpoint that each living job told."""
+def last_checkpoints(c: Connection, job_id: str | None = None) -> dict[str, tuple[int | None, str]]:
+    """Step and path of the last checkpoint that each living job told; or this one, whether it lives or not."""
+    whose = jobs.c.state.in_(ALIVE_STATES) if job_id is None else jobs.c.id == job_id
     found = c.execute(
         select(attempts.c.job_id, attempts.c.checkpoint_step, attempts.c.checkpoint_path)
         .join(jobs, jobs.c.id == attempts.c.job_id)
-        .where(jobs.c.state.in_(ALIVE_STATES), attempts.c.checkpoint_path.is_not(None))
+        .where(whose, attempts.c.checkpoint_path.is_not(None))
         .order_by(attempts.c.incarnation)
     )
     return {row.job_id: (row.checkpoint_step, row.checkpoint_path) for row in found}
