@@ -406,8 +406,8 @@ CASES: dict[str, Callable[..., Figures]] = {"submits": submits, "held": held, "s
 
 
 def measure(case: str, **arguments: Any) -> Figures:
-    around = {"load_average_before": round(os.getloadavg()[0], 2), "niceness": os.nice(0)}
-    return {"case": case, **arguments, **around, **CASES[case](**arguments)}
+    load_before = round(os.getloadavg()[0], 2)
+    return {"case": case, **arguments, "load_average_before": load_before, **CASES[case](**arguments)}
 
 
 if __name__ == "__main__":

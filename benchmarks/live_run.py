@@ -124,11 +124,8 @@ def busy_notes(cases: list[Figures]) -> list[str]:
     busy = [case for case in cases if case.get("load_average_before", 0.0) > QUIET_LOAD]
     if not busy:
         return []
-    worst, nice = max(case["load_average_before"] for case in busy), min(case.get("niceness", 0) for case in busy)
-    preferred = f"; ours had preference (niceness {nice})" if nice < 0 else ""
-    return [
-        f"others were at work: {len(busy)} of {len(cases)} live cases began at a load of up to {worst:.1f}{preferred}"
-    ]
+    worst = max(case["load_average_before"] for case in busy)
+    return [f"others were at work: {len(busy)} of {len(cases)} live cases began at a load of up to {worst:.1f}"]
 
 
 def show_live(results: Figures, console: Console) -> None:
