@@ -168,6 +168,7 @@ class Restless:
     refuse: set[str] = field(default_factory=set)  # verbs
     own_failures: dict[str, int] = field(default_factory=dict)
     misfortunes: dict[str, int] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)  # promises, at an instant that may have passed since
 
     def __post_init__(self) -> None:
         self.up = dict.fromkeys(self.sizes, True)
@@ -259,7 +260,8 @@ class Restless:
     def check(self) -> None:
         """The promises that only an engine can see."""
         jobs = [job for job, _ in self.living]
-        assert len(jobs) == len(set(jobs)), f"two incarnations of one job live: {sorted(self.living)}"
+        if len(jobs) != len(set(jobs)):
+            self.broken.append(f"two incarnations of one job live: {sorted(self.living)}")
         used = dict.fromkeys(self.sizes, 0)
         exact: list[tuple[str, int]] = []
         for one in self.living.values():
@@ -269,9 +271,9 @@ class Restless:
                 used[part.node] += len(part.gpus)
                 if not one.was_frozen:  # virtual GPUs are all alike: a frozen job may come back on other ones
                     exact += [(part.node, gpu) for gpu in part.gpus]
-        assert len(exact) == len(set(exact)), f"a GPU has two jobs: {sorted(exact)}"
-        for node, count in used.items():
-            assert count <= self.sizes[node], f"node {node} has more jobs than GPUs"
+        if len(exact) != len(set(exact)):
+            self.broken.append(f"a GPU has two jobs: {sorted(exact)}")
+        self.broken += [f"{node} has {count} GPUs in use" for node, count in used.items() if count > self.sizes[node]]
 
 
 class Wire:

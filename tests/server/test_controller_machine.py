@@ -485,6 +485,7 @@ class LiveCluster(RuleBasedStateMachine):
         self.loop.settle()
         assert not self.controller._loop.done(), f"the controller's loop died: {self.controller._loop}"
         self.world.check()
+        assert not self.world.broken
         self.check_terminal_states()
         if not self.store.full:  # else what is decided meanwhile is written later
             assert self.controller.trouble is None
