@@ -21,7 +21,7 @@ from thebes.client import Client
 from thebes.model.errors import UserError
 from thebes.node.instance import Instance
 from thebes.node.keeper import stop_instance
-from thebes.server.lifecycle import agent_names, end_attempts
+from thebes.server.lifecycle import agent_names, ask, end_attempts
 
 T = TypeVar("T")
 VIRTUAL = ("--virtual-gpus", 2)
@@ -446,3 +446,13 @@ def test_down_takes_one_wish_at_a_time(cluster: Cluster) -> None:
     ran = cluster.run("down", "--now", "--keep-jobs")
     assert ran.code == 2
     assert "contradict each other" in ran.err
+
+
+def test_up_after_a_down_that_was_broken_off_makes_the_cluster_take_jobs_again(running: Cluster) -> None:
+    answer = ask(running.instance, "POST", "/v1/shutdown", body={"mode": "checkpoint"}, with_token=True, timeout_s=30.0)
+    assert answer is not None
+    assert answer.status == 200
+    with pytest.raises(UserError, match="going down"):
+        running.client().submit(["true"], workdir="/")
+    running.up()
+    assert running.client().submit(["true"], workdir="/").wait(60.0)["state"] == "completed"

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from thebes.engine.contract import PREEMPTED_EXIT_CODE
 from thebes.model.errors import UserError
 from thebes.node.instance import Attempt, Instance, LockHeld, stop_process
-from thebes.node.keeper import MISTAKES, call_keeper, start_keeper, stop_instance
+from thebes.node.keeper import CONTROLLER_PATIENCE_S, MISTAKES, call_keeper, start_keeper, stop_instance
 from thebes.server.config import Config, NodeConfig, check_listening, live_policy, load, make, save
 
 if TYPE_CHECKING:
@@ -178,6 +178,7 @@ def bring_up(
                 save(instance.config, wanted)
         keeper = None if was_up else start_keeper(instance)
         if was_up:
+            _go_on(instance)
             call_keeper(instance)
         try:
             url = _wait_until_ready(instance, wanted, mark, keeper)
@@ -187,6 +188,14 @@ def bring_up(
                 _restore(instance, saved, wanted)
             raise
     return Brought(wanted, url, was_up)
+
+
+def _go_on(instance: Instance) -> None:
+    """A `thebes down` that was broken off has left a controller that starts nothing more: the next one does."""
+    answer = ask(instance, "GET", "/v1/status", with_token=True, timeout_s=5.0)
+    pid = instance.holder_pid("controller")
+    if answer is not None and answer.body.get("closing") and pid is not None:
+        stop_process(pid, instance.lock_path("controller"), patience_s=CONTROLLER_PATIENCE_S)
 
 
 def _check_here(instance: Instance) -> None:
