@@ -75,6 +75,9 @@ class Job:
     id: str
     ids: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return self.id  # so that `client.wait(client.submit(...))` does what it says
+
     def info(self) -> Any:
         """Everything known about it."""
         return self.client.job(self.id)

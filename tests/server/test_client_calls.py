@@ -80,6 +80,7 @@ def test_submit_wait_logs(ann: Either, world: World) -> None:
     world.end(job.id)
     assert ann.do(job.wait(10))["state"] == "completed"
     assert b"".join(ann.all(job.logs())) == b"one\ntwo\n"
+    assert ann.do(ann.client.wait(job))["state"] == "completed"  # the job itself will do where an id will
 
 
 def test_wait_gives_up_in_time(ann: Either) -> None:
