@@ -45,6 +45,7 @@ class FaultCluster:
     def __init__(self, folder: Path) -> None:
         self.instance = Instance(folder)
         self.client = Client(dir=folder)
+        self.standby_killed_s = float("-inf")
 
     def up(self, **options: Any) -> None:
         for chance in range(3):  # more than 30 s to come up happens on a machine that is full

@@ -20,7 +20,7 @@ import pytest
 from fault_cluster import FaultCluster, fault_cluster, overload, until
 from faulty_job import FAILS_WITH
 
-from thebes.client import Client, ServerError
+from thebes.client import Client
 from thebes.model.errors import UserError
 from thebes.node.keeper import start_keeper
 from thebes.server.replay import replay_store
@@ -28,6 +28,7 @@ from thebes.server.replay import replay_store
 RECOVERY_S = 5.0
 VICTIMS = {"controller": 6, "agent": 5, "supervisor": 5, "job": 4, "keeper": 2, "standby": 2, "nursery": 1}
 KINDS = {"plain": 6, "careless": 3, "daemon": 3, "fails": 2, "chatty": 2, "deaf": 1}
+STANDBY_LOADS_S = 10.0
 AT_ONCE = 14  # jobs that are kept waiting or running
 TERMINAL = ("completed", "failed", "cancelled", "timeout")
 
@@ -42,6 +43,11 @@ class Known:
     steps: int
     cancelled: bool = False  # a cancel was acknowledged
     perhaps_cancelled: bool = False  # a cancel may have been done: no answer came
+
+
+def unanswered(error: Exception) -> bool:
+    """No answer within 15 s on a machine that is full, or keeper, standby and controller all dead for a moment."""
+    return getattr(error, "status", None) == 0 or "no Thebes cluster is running" in str(error)
 
 
 @dataclass
@@ -72,7 +78,7 @@ class Workload:
                 elif self.random.random() < 0.3:
                     self.meddle(self.random.choice(alive))
             except Exception as error:  # told at the end; the thread goes on
-                if getattr(error, "status", None) != 0:
+                if not unanswered(error):
                     self.errors.append(f"{type(error).__name__}: {error}")
             self.stop.wait(0.05)
 
@@ -97,15 +103,16 @@ class Workload:
             fields["ranks_per_node"] = 1
         known = Known(key, kind, gpus, steps)
         command = self.cluster.job_command(self.folder, key, kind, steps, 0.05)
-        for _ in range(10):
+        deadline = time.monotonic() + 120.0
+        while True:
             try:
                 job = self.client.submit(command, key=key, **fields)
                 self.jobs[job.id] = known
                 return
-            except ServerError as error:
-                if error.status != 0:  # no answer within 15 s on a machine that is full: once more, with the same key
+            except UserError as error:
+                if not unanswered(error) or time.monotonic() > deadline:
                     raise
-        raise AssertionError("the cluster does not answer")
+                time.sleep(0.1)  # once more, with the same key
 
     def meddle(self, job_id: str) -> None:
         """cancel, preempt, hold or release; a refusal is an answer, and so is a repeat of what was done before."""
@@ -120,8 +127,8 @@ class Workload:
                 known.perhaps_cancelled = True
             getattr(self.client, what)(job_id)
             known.cancelled = known.cancelled or what == "cancel"
-        except ServerError as error:
-            if error.status not in (0, 404, 409):
+        except UserError as error:
+            if not unanswered(error) and getattr(error, "status", None) not in (404, 409):
                 raise
         if what == "hold":
             self.held.add(job_id)
@@ -163,6 +170,11 @@ def one_round(cluster: FaultCluster, choose: random.Random) -> Round | None:
     if pid is None or not cluster.kill(pid):
         return None
     killed_s, load = time.monotonic(), overload()
+    # A standby that is new has to load everything first: such recoveries are told apart.
+    if kind == "standby":
+        cluster.standby_killed_s = killed_s
+    elif kind == "controller" and killed_s - cluster.standby_killed_s < STANDBY_LOADS_S:
+        kind = "controller with a new standby"
     if kind == "keeper":
         with suppress(OSError):
             start_keeper(cluster.instance)  # as `thebes up` does
