@@ -10,7 +10,7 @@ from node_cluster import launch
 from thebes.engine.contract import Gpu, Part, Refused
 from thebes.model.errors import UserError
 from thebes.node import suspend
-from thebes.node.gpus import discover, virtual_gpus
+from thebes.node.gpus import discover, looked_at_again, virtual_gpus
 from thebes.node.launch import TORCHRUN, PartLaunch, part_launch, torchrun_command
 from thebes.node.torchrun import code_of
 
@@ -130,3 +130,15 @@ def test_without_a_driver_the_message_says_what_to_do() -> None:
 @pytest.mark.skipif(not Path("/proc/driver/nvidia").exists(), reason="there is no NVIDIA driver")
 def test_real_gpus_are_found() -> None:
     assert all(gpu.uuid.startswith("GPU-") and gpu.memory_gib > 0 and gpu.healthy for gpu in discover())
+
+
+def test_gpus_keep_their_numbers_when_one_of_them_goes() -> None:
+    known = tuple(Gpu(index, uuid=f"GPU-{index}", name="H200") for index in range(3))
+    found = (Gpu(0, uuid="GPU-0", name="H200"), Gpu(1, uuid="GPU-2", name="H200"))
+    again = looked_at_again(known, found)
+    assert [(gpu.index, gpu.uuid, gpu.healthy) for gpu in again] == [
+        (0, "GPU-0", True),
+        (1, "GPU-1", False),
+        (2, "GPU-2", True),
+    ]
+    assert not any(gpu.healthy for gpu in looked_at_again(known, ()))

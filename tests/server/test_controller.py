@@ -213,6 +213,16 @@ def test_what_can_never_run_is_refused_and_what_exceeds_a_quota_too(tmp_path):
     run(story())
 
 
+def test_what_torchrun_cannot_start_is_refused_at_once(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            spec = JobSpec(command=["python", "-c", "print()"], launcher="torchrun", workdir="/")
+            with pytest.raises(UserError, match="never run: torchrun needs a script or a module"):
+                await c.controller.submit(spec, ADMIN)
+
+    run(story())
+
+
 def test_after_a_crash_everything_goes_on(tmp_path):
     async def story():
         async with live_cluster(tmp_path) as c:

@@ -418,9 +418,9 @@ class Agent:
             try:
                 found = await asyncio.to_thread(gpu_discovery.discover)
             except UserError as error:
-                found = tuple(replace(gpu, healthy=False) for gpu in self.facts.gpus)
+                found = ()
                 self.log.write("GPUs", node=self.node, error=error.message)
-            found = found[: len(self.facts.gpus)]
+            found = gpu_discovery.looked_at_again(self.facts.gpus, found)
             if found != self.facts.gpus:
                 self.facts = replace(self.facts, gpus=found)
                 self._push({"push": "facts", "facts": wire.facts_to_dict(self.facts)})

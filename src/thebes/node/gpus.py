@@ -5,6 +5,8 @@ NVML is imported when it is first asked, so that machines without a GPU need nei
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from thebes.engine.contract import Gpu
@@ -40,6 +42,15 @@ def discover() -> tuple[Gpu, ...]:
     if not found:
         raise UserError("the NVIDIA driver is there but it sees no GPU", hint=_HINT)
     return found
+
+
+def looked_at_again(known: Sequence[Gpu], found: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """The GPUs of a node as they were numbered when it came up, and whether each is still all right.
+
+    By their UUIDs: the driver numbers anew when one has gone, and jobs must not be sent to their neighbours' GPUs.
+    """
+    healthy = {gpu.uuid for gpu in found if gpu.healthy}
+    return tuple(replace(gpu, healthy=gpu.uuid in healthy) for gpu in known)
 
 
 def _gpu(nvml: Any, index: int) -> Gpu:

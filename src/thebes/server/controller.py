@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 from thebes.engine.contract import Engine, NodeChange, NodeFacts, Refused, Report
 from thebes.model.decision import NO_GPUS
 from thebes.model.errors import UserError
+from thebes.node.launch import torchrun_command
 from thebes.server import store as db
 from thebes.server.clock import ClusterClock, resume_clock
 from thebes.server.core import Command, Core, Settings
@@ -531,6 +532,11 @@ class Controller:
         why_not = self.core.ledger.never_fits(spec.gpus, spec.nodes, spec.gpu_type)
         if why_not:
             raise Invalid(f"the job can never run: {why_not}", hint="`thebes nodes` shows what there is")
+        if spec.launcher == "torchrun":
+            try:
+                torchrun_command(spec.command, nodes=1, node_rank=0, ranks=1, master_addr="", master_port=0)
+            except Refused as refused:
+                raise Invalid(f"the job can never run: {refused}", hint="or use the plain launcher") from None
         if spec.priority > 0 and not principal.is_admin:
             raise Forbidden(
                 "a priority above 0 would put your job before everybody else's: only an admin can give one",

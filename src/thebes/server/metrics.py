@@ -38,7 +38,9 @@ class Metrics:
 
         self._lost = counter("lost_gpu_seconds", "GPU-seconds of work done and lost, by cause", "cause")
         self._eta_error = histogram("eta_error_seconds", "Real start minus promised start", ERROR_S)
-        self._fragmentation = gauge("fragmentation_ratio", "Free GPUs that the largest waiting gang cannot use")
+        self._fragmentation = gauge(
+            "fragmentation_ratio", "Share of the free GPUs that are not on the node with the most of them"
+        )
         self._jct = histogram("jct_seconds", "From submission to completion", LONG_S, "tenant")
         self._queue_delay = histogram("queue_delay_seconds", "From submission to the first start", LONG_S, "tenant")
         self._preemptions = counter("preemptions", "Preemptions carried out", "policy")
