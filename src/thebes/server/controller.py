@@ -48,6 +48,7 @@ SNAPSHOT_EVERY = 5000  # journal entries between two snapshots of the ledger
 NODES_WAIT_S = 3.0  # how long a start waits for all nodes before it goes on with those that answered
 DECISION_SHARE = 0.2  # at most this share of time goes into decisions when a flood of jobs comes in
 LONGEST_PAUSE_S = 0.25
+LONG_DECISION_S = 0.01
 RETRY_S = (0.1, 2.0)  # pauses between two tries of a command whose node cannot be reached
 QUEUE_ROOM = 10_000  # events that a subscriber may lag behind
 MAX_ESTIMATED = 500  # jobs alive; with more, nobody is told when it will start
@@ -112,6 +113,7 @@ class Controller:
         self._loop: asyncio.Task[None] | None = None
         self._decided_at = 0.0
         self._decision_took_s = 0.0
+        self._put_off = False
         self._stopped = False
         self._at_work = False
 
@@ -274,7 +276,9 @@ class Controller:
         if core.closing:
             core.dirty = False  # nothing is decided any more, so nothing is due
         due = core.dirty or core.ledger.wake_s <= now_s
-        if due and not core.closing and time.monotonic() >= self._decided_at + self._pause_s():
+        # Who asked for something is answered first, where a decision takes long; the next turn decides.
+        self._put_off = bool(self._after_commit) and not self._put_off and self._decision_took_s > LONG_DECISION_S
+        if due and not core.closing and not self._put_off and time.monotonic() >= self._decided_at + self._pause_s():
             self._decide()
 
     def _decide(self) -> None:
