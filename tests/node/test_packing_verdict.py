@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thebes.model.errors import UserError
-from thebes.node.packing import Packing, Rules, Sample, Undone, Verdict, Window, judge, window, worth_trying
+from thebes.node.packing import Packing, Rules, Sample, Verdict, Window, judge, window
 
 RULES = Rules()
 PAIR = Packing(("a", "b"))
@@ -113,14 +113,6 @@ def test_a_window_lies_between_samples() -> None:
 def test_rules_that_make_no_sense_are_refused(wrong) -> None:
     with pytest.raises(UserError, match="packing"):
         Rules(**wrong)
-
-
-def test_jobs_that_did_not_pay_are_left_in_peace_for_a_while() -> None:
-    history = [Undone(frozenset("ab"), 1000.0)]
-    assert not worth_trying(["b", "a"], history, 2000.0, RULES)
-    assert not worth_trying(["a", "b", "c"], history, 2000.0, RULES)
-    assert worth_trying(["a", "c"], history, 2000.0, RULES)
-    assert worth_trying(["a", "b"], history, 1000.0 + RULES.retry_after_s, RULES)
 
 
 @given(a=st.floats(0.0, 1.2), b=st.floats(0.0, 1.2), paid=st.booleans(), low=st.integers(0, 1))

@@ -132,17 +132,3 @@ def _stalled(short: Sequence[str], together: Mapping[str, Window], rules: Rules)
     others = [window for job, window in together.items() if job not in short]
     patient = bool(others) and min(window.seconds for window in others) >= 3 * rules.min_window_s
     return patient and all(job in together for job in short)
-
-
-@dataclass(frozen=True)
-class Undone:
-    """A set of jobs that was packed and did not pay."""
-
-    jobs: frozenset[str]
-    at_s: float
-
-
-def worth_trying(jobs: Iterable[str], history: Iterable[Undone], now_s: float, rules: Rules) -> bool:
-    """Whether these jobs may be packed: not if they, or some of them, were tried and undone a short while ago."""
-    wanted = frozenset(jobs)
-    return not any(past.jobs <= wanted and now_s - past.at_s < rules.retry_after_s for past in history)

@@ -93,7 +93,6 @@ class LiveJob:
     first_start_s: float | None
     hold: bool
     cancelled: bool = False
-    shut_down: bool = False  # stopped because the whole cluster was: waits until it is up again
     waits_for: set[str] = field(default_factory=set)
     target: tuple[int, ...] | None = None  # the GPUs that the policy gives it
     attempts: dict[int, Attempt] = field(default_factory=dict)
