@@ -223,6 +223,42 @@ def test_what_torchrun_cannot_start_is_refused_at_once(tmp_path):
     run(story())
 
 
+def test_a_policy_that_fails_changes_nothing_and_is_told(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            running = await c.submit(4)
+            ledger = c.controller.core.ledger
+            decide = ledger.policy.decide
+
+            def wrong(view):
+                raise ZeroDivisionError("by the number of friends")
+
+            object.__setattr__(ledger.policy, "decide", wrong)
+            waiting = await c.submit(4)
+            assert c.controller.status()["trouble"] == "ZeroDivisionError: by the number of friends"
+            assert (c.state(running), c.state(waiting)) == ("running", "queued")
+            object.__setattr__(ledger.policy, "decide", decide)
+            await c.pass_time(10)
+            assert c.controller.status()["trouble"] is None
+            assert c.state(waiting) == "running"
+
+    run(story())
+
+
+def test_an_error_of_our_own_while_deciding_ends_the_controller_instead_of_going_on_with_half_a_decision(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            c.controller.core._launch_what_can = None  # fails when the decision has been applied
+            await c.controller.submit(JobSpec(command=["train"], workdir="/"), ADMIN)
+            with pytest.raises(TypeError):
+                await asyncio.wait_for(c.controller.ended(), 10)
+            await c.crash()
+            await c.open()
+            assert c.state("1") == "running"
+
+    run(story())
+
+
 def test_after_a_crash_everything_goes_on(tmp_path):
     async def story():
         async with live_cluster(tmp_path) as c:

@@ -22,7 +22,7 @@ from thebes.model.errors import UserError
 from thebes.node.launch import torchrun_command
 from thebes.server import store as db
 from thebes.server.clock import ClusterClock, resume_clock
-from thebes.server.core import Command, Core, Settings
+from thebes.server.core import Command, Core, PolicyFailed, Settings
 from thebes.server.errors import Conflict, Forbidden, Invalid, NotFound
 from thebes.server.forecast import expected_start_s, forecast
 from thebes.server.ledger import Ledger, NodeSpec
@@ -286,11 +286,12 @@ class Controller:
         try:
             core.decide(self.clock.now_s())
             self.trouble = None
-        except UserError as error:  # a policy of the user's own may be wrong: nothing changes then
-            self._failed(error.message)
-        except Exception as error:
-            logger.exception("the policy failed")
-            self._failed(f"{type(error).__name__}: {error}")
+        except PolicyFailed as error:
+            # Jobs go on as they are. Any other error is ours and may have left half a decision behind: it ends this
+            # process, and the next one begins with what is in the store.
+            if self.trouble != str(error):
+                logger.error("decision failed", exc_info=error, extra={"fields": {"error": str(error)}})
+            self._failed(str(error))
         self._decision_took_s = time.perf_counter() - started
         self._decided_at = time.monotonic()
         self.metrics.decided(self._decision_took_s)
@@ -308,8 +309,6 @@ class Controller:
                 return
 
     def _failed(self, what: str) -> None:
-        if self.trouble != what:
-            logger.error("decision failed", extra={"fields": {"error": what}})
         self.trouble = what
         self.core.dirty = False
         self.core.ledger.wake_s = self.clock.now_s() + 10.0

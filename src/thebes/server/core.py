@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 
 from thebes.engine.contract import Launch, Mechanism, NodeFacts, Part, Report
 from thebes.model.decision import HOLDS
+from thebes.model.errors import UserError
 from thebes.node import packing as sharing
 from thebes.node.packing import Packing, Rules, Sample, window
 from thebes.server import store as db
@@ -148,6 +149,10 @@ class Settings:
     checkpoint_root: str = ""  # the folder that holds one folder per job
 
 
+class PolicyFailed(Exception):  # noqa: N818 - reads as what it says
+    """The policy, perhaps one of the user's own, has no answer or a wrong one."""
+
+
 class Figures:
     """What the core counts for the metrics; the real one is thebes.server.metrics.Metrics."""
 
@@ -239,9 +244,14 @@ class Core:
     # -- the policy decides -------------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> Planned:
-        """Ask the policy and begin to carry its answer out."""
+        """Ask the policy and begin to carry its answer out. After PolicyFailed nothing has changed."""
         self.dirty = False
-        planned, view = self.ledger.decide(now_s)
+        try:
+            planned, view = self.ledger.decide(now_s)
+        except UserError as error:
+            raise PolicyFailed(error.message) from error
+        except Exception as error:
+            raise PolicyFailed(f"{type(error).__name__}: {error}") from error
         rows = view.jobs.rows
         news = (planned.fates != HOLDS) & (planned.fates != self.ledger.fates[rows])
         told = zip(rows[news][:MAX_REASONS].tolist(), planned.fates[news][:MAX_REASONS].tolist(), strict=True)
