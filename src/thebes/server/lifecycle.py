@@ -176,9 +176,10 @@ def bring_up(
             prepare(*chosen)
             if wanted != saved:
                 save(instance.config, wanted)
+        if running:
+            _go_on(instance)
         keeper = None if was_up else start_keeper(instance)
         if was_up:
-            _go_on(instance)
             call_keeper(instance)
         try:
             url = _wait_until_ready(instance, wanted, mark, keeper)
