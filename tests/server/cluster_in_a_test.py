@@ -50,7 +50,7 @@ class LiveCluster:
         task = self.controller._loop
         assert task is not None
         task.cancel()
-        for other in list(self.controller._orders.values()):
+        for other in [*self.controller._orders.values(), *self.controller._background_work]:
             other.cancel()
         await asyncio.gather(task, return_exceptions=True)
         self.engine.listener = None

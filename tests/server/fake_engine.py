@@ -45,6 +45,8 @@ class FakeEngine:
         self.listener: Listener | None = None
         self.calls: list[tuple[str, str, int]] = []
         self.refuse_suspend = False
+        self.unreachable = False
+        self.sick: set[tuple[str, int]] = set()
         self.launches: dict[tuple[str, int], int] = {}
 
     # -- the contract
@@ -191,7 +193,7 @@ class FakeEngine:
     # -- inside
 
     def _facts(self, node: str) -> NodeFacts:
-        gpus = tuple(Gpu(i, virtual=True) for i in range(self.sizes[node]))
+        gpus = tuple(Gpu(i, virtual=True, healthy=(node, i) not in self.sick) for i in range(self.sizes[node]))
         return NodeFacts(node, gpus, alive=self.up[node], mechanisms=self.mechanisms)
 
     def _tell(self, one: Living, report: Report) -> None:
@@ -199,8 +201,14 @@ class FakeEngine:
         if self.listener is not None and self.up[report.node]:
             self.listener(report)
 
+    def sicken(self, node: str, *gpus: int) -> None:
+        """These GPUs of the node, and no others, are not healthy."""
+        self.sick = {(node, gpu) for gpu in gpus}
+        if self.listener is not None:
+            self.listener(NodeChange(self._facts(node)))
+
     def _reach(self, launch: Launch) -> None:
-        if not all(self.up[part.node] for part in launch.parts):
+        if self.unreachable or not all(self.up[part.node] for part in launch.parts):
             raise OSError("the node cannot be reached")
 
     def _alive(self, call: str, job_id: str, incarnation: int) -> Living:

@@ -539,3 +539,42 @@ async def until(true):
             return
         await asyncio.sleep(0.005)
     raise AssertionError("it did not happen")
+
+
+def test_a_sick_gpu_gets_no_jobs_and_what_runs_there_stays(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path, {"n0": 2}) as c:
+            running = await c.submit(1)
+            gpu = c.engine.living[running, 1].launch.parts[0].gpus[0]
+            c.engine.sicken("n0", gpu)
+            await c.quiet()
+            others = [await c.submit(1) for _ in range(2)]
+            assert [c.state(job) for job in (running, *others)] == ["running", "running", "queued"]
+            c.engine.end(running, 1, 0)
+            await c.quiet()
+            assert c.state(others[1]) == "queued"
+            await c.crash()
+            await c.open()
+            assert c.state(others[1]) == "queued"
+            c.engine.sicken("n0")
+            await c.quiet()
+            assert c.state(others[1]) == "running"
+            assert "gpu-sick" in [event.kind for event in c.events()]
+
+    run(story())
+
+
+def test_a_job_cancelled_while_its_launch_cannot_reach_the_node_never_starts(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path, {"n0": 1}) as c:
+            c.engine.unreachable = True  # the node counts as up, but calls do not get through
+            job = (await c.controller.submit(JobSpec(command=["x"], workdir="/"), ADMIN))[0]
+            while not any(call[0] == "launch" for call in c.engine.calls):
+                await asyncio.sleep(0.005)
+            await c.controller.act("cancel", job, ADMIN)
+            c.engine.unreachable = False
+            await c.quiet()
+            assert c.state(job) == "cancelled"
+            assert c.engine.launches == {}
+
+    run(story())

@@ -108,6 +108,8 @@ class Controller:
         self._inbox: list[Message] = []
         self._bell = asyncio.Event()
         self._orders: dict[str, asyncio.Task[None]] = {}
+        self._background_work: set[asyncio.Future[None]] = set()
+        self._broken: BaseException | None = None  # why the loop must end
         self._pending: dict[str, list[Command]] = {}
         self._on_the_way: set[tuple[str, int]] = set()  # launches ordered and not yet carried out or refused
         self._loop: asyncio.Task[None] | None = None
@@ -205,7 +207,7 @@ class Controller:
             self._bell.set()
             with suppress(asyncio.CancelledError):
                 await self._loop
-        for task in list(self._orders.values()):
+        for task in [*self._orders.values(), *self._background_work]:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
@@ -237,6 +239,8 @@ class Controller:
         self._after_commit: list[Callable[[], None]] = []
         while not self._stopped:
             await self._ring()
+            if self._broken is not None:
+                raise self._broken
             if self._stopped:
                 break
             self._at_work = True
@@ -247,7 +251,7 @@ class Controller:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do until something happens."""
-        return not (self._at_work or self._inbox or self._orders or self.core.dirty)
+        return not (self._at_work or self._inbox or self._orders or self._background_work or self.core.dirty)
 
     async def _ring(self) -> None:
         """Until there is something to do: a message, or an instant at which the policy wants to be asked."""
@@ -372,8 +376,15 @@ class Controller:
 
     def _background(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
-        self._orders[f"background {id(task)}"] = task  # type: ignore[assignment]
-        task.add_done_callback(lambda t: self._orders.pop(f"background {id(t)}", None))
+        self._background_work.add(task)
+        task.add_done_callback(self._background_done)
+
+    def _background_done(self, task: asyncio.Future[None]) -> None:
+        self._background_work.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # An acknowledged job may depend on it: the next controller reads everything anew.
+            self._broken = task.exception()
+            self._bell.set()
 
     def _order(self, command: Command) -> None:
         """Commands of one job go to the engine in order."""
@@ -398,9 +409,12 @@ class Controller:
     async def _carry_out(self, command: Command) -> None:
         """Until it is done or refused; a node that cannot be reached now can be reached later."""
         pause_s, longest_s = RETRY_S
+        called_off: Command | None = None
         while True:
             try:
                 await self._try(command)
+                if command.verb == "kill" and called_off is not None:
+                    self._refused(called_off, "it was stopped before it had started")
                 return
             except Refused as refused:
                 self._refused(command, str(refused))
@@ -413,10 +427,23 @@ class Controller:
                     return  # a later command says more; what is not forgotten is told of when the node is back
                 await asyncio.sleep(pause_s)
                 pause_s = min(longest_s, 2 * pause_s)
+                if command.verb == "launch" and self._called_off(command):
+                    called_off = command
+                    command = Command("kill", command.job_id, command.incarnation)  # so that it cannot come to life
             except Exception as error:
                 logger.exception("engine")
                 self._refused(command, f"{type(error).__name__}: {error}")
                 return
+
+    def _called_off(self, launch: Command) -> bool:
+        """Whether the job shall stop before its launch has reached the node; the orders to stop are taken back then."""
+        waiting = self._pending.get(launch.job_id, [])
+        stops = [
+            c for c in waiting if c.incarnation == launch.incarnation and c.verb in ("notice", "terminate", "kill")
+        ]
+        for command in stops:
+            waiting.remove(command)
+        return bool(stops)
 
     async def _try(self, command: Command) -> None:
         engine, job, incarnation = self.engine, command.job_id, command.incarnation

@@ -917,8 +917,26 @@ class Core:
     def _block(self, now_s: float) -> None:
         down = {name for name in self.ledger.node_index if name in self.nodes and not self.nodes[name].alive}
         blocked = sorted((set(self.drained) & set(self.ledger.node_index)) | down)
-        if blocked != sorted(self.ledger.blocked):
-            self._input({"op": "nodes", "t": now_s, "blocked": blocked})
+        sick = self._sick_gpus()
+        if blocked == sorted(self.ledger.blocked) and sick == sorted(self.ledger.sick):
+            return
+        for gpu in set(sick) - self.ledger.sick:
+            node, number = self.ledger.local(gpu)
+            self._event(now_s, "gpu-sick", None, node=node, gpu=number)
+        for job in list(self.jobs.values()):  # what was to begin there shall begin elsewhere
+            if job.target is not None and job.active is None and set(job.target) & set(sick):
+                self._give_back(job, now_s)
+        self._input({"op": "nodes", "t": now_s, "blocked": blocked, "sick": sick})
+
+    def _sick_gpus(self) -> list[int]:
+        """GPUs that their node says are not healthy."""
+        return sorted(
+            self.ledger.gpu_number(name, gpu.index)
+            for name, facts in self.nodes.items()
+            if name in self.ledger.node_index
+            for gpu in facts.gpus
+            if not gpu.healthy and gpu.index < self.ledger.nodes[self.ledger.node_index[name]].gpus
+        )
 
     def set_quota(self, tenant: str, gpus: int | None, now_s: float) -> None:
         self._input({"op": "quota", "t": now_s, "tenant": tenant, "gpus": gpus})

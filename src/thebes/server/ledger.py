@@ -115,7 +115,8 @@ class Ledger:
         self.machine = machine_of(self.cluster)
         self.tenants: list[str] = []
         self.limits: list[int] = []  # of each tenant; the table's quotas are what parked jobs leave of them
-        self.blocked: frozenset[str] = frozenset()
+        self.blocked: frozenset[str] = frozenset()  # nodes
+        self.sick: frozenset[int] = frozenset()  # GPUs
         self.services: list[float] = []
         self.memory: object = None
         self.wake_s = NEVER
@@ -422,8 +423,9 @@ class Ledger:
         self._share_quotas()
 
     def _nodes(self, e: Entry) -> None:
-        """These nodes are down or drained: nothing new goes there, and what is there stays until it ends."""
+        """These nodes are down or drained, these GPUs sick: nothing new goes there, what is there stays."""
         self.blocked = frozenset(e["blocked"])
+        self.sick = frozenset(e.get("sick", ()))
         self._block()
 
     def _decide(self, e: Entry) -> None:
@@ -583,7 +585,7 @@ class Ledger:
         unusable = {
             gpu
             for gpu in range(self.cluster.total_gpus)
-            if self.nodes[int(self.cluster.gpu_node[gpu])].name in self.blocked
+            if gpu in self.sick or self.nodes[int(self.cluster.gpu_node[gpu])].name in self.blocked
         }
         holders = self.holders()
         self.parked.update(job for job in holders if unusable.intersection(self.gpus_of(job)))
@@ -631,6 +633,7 @@ class Ledger:
             "tenants": list(self.tenants),
             "quotas": [None if limit == NO_QUOTA else int(limit) for limit in self.limits],
             "blocked": sorted(self.blocked),
+            "sick": sorted(self.sick),
             "held": sorted(self.held_by_user),
             "services": _packed(np.array(self.services).tobytes()),
             "packing": self.packing,
@@ -674,6 +677,7 @@ class Ledger:
         ledger.wake_s = NEVER if body["wake_s"] is None else float(body["wake_s"])
         ledger.now_s = float(body["now_s"])
         ledger.blocked = frozenset(body["blocked"])
+        ledger.sick = frozenset(body.get("sick", ()))
         ledger.held_by_user = set(body["held"])
         ledger._block()
         return ledger
@@ -711,6 +715,7 @@ class Ledger:
             "jobs": _packed(jobs[: len(moved.ids)].tobytes()),
             "slots": _packed(slots[: moved.slots_used].tobytes()),
             "blocked": [],
+            "sick": [],
             "memory": _packed_object(None),
             "wake_s": None,
         }
