@@ -94,6 +94,10 @@ class FakeEngine:
         if one is not None:
             self._reach(one.launch)
             self.end(job_id, incarnation, -9, cause="killed")
+        elif (job_id, incarnation) not in self.ended:  # its launch may still be on the way
+            if self.unreachable or not all(self.up.values()):
+                raise OSError("the node cannot be reached")
+            self.fence[job_id] = max(self.fence.get(job_id, 0), incarnation + 1)
 
     async def suspend(self, job_id: str, incarnation: int, mechanism: Mechanism) -> None:
         one = self._alive("suspend", job_id, incarnation)

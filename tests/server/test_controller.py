@@ -489,8 +489,8 @@ def test_a_job_requeued_after_its_end_has_its_checkpoint_and_its_whole_time_limi
     run(story())
 
 
-def test_a_launch_on_its_way_to_a_node_that_was_away_is_not_taken_for_lost(tmp_path):
-    """Else the job would be started again elsewhere beside the incarnation that comes to life at last."""
+def test_a_launch_on_its_way_to_a_node_that_was_away_does_not_come_to_life_beside_the_next(tmp_path):
+    """It was preempted before it had reached its node: it is called off there, and only then started again."""
 
     async def story():
         async with live_cluster(tmp_path) as c:
@@ -501,11 +501,10 @@ def test_a_launch_on_its_way_to_a_node_that_was_away_is_not_taken_for_lost(tmp_p
             for node in c.engine.up:
                 c.engine.node_up(node)
             await c.quiet()
-            assert sorted(c.engine.living) == [(ids[0], 1)]
-            assert c.state(ids[0]) == "preempting"
-            c.engine.end(ids[0], 1, 85)
-            await c.quiet()
             assert sorted(c.engine.living) == [(ids[0], 2)]
+            assert c.engine.launches == {(ids[0], 2): 1}
+            assert c.engine.fence[ids[0]] == 2
+            assert c.row(ids[0]).losses == 0
 
     run(story())
 
