@@ -32,6 +32,9 @@ def logs(
     """Show what a job has printed, over all its starts."""
     with connect(folder) as client:
         show_output(client, job_id(job), follow=follow, rank=rank, incarnation=incarnation, lines=lines)
+        info = client.job(job_id(job))
+        if info["state"] == "failed" and info.get("exit_code") is None:  # it never ran: there is nothing else to read
+            say(f"job {job} failed: {info['reason']}")
 
 
 def show_output(

@@ -62,7 +62,10 @@ def submit(
     priority: Annotated[str | None, typer.Option(metavar="N", help="Higher goes first; default 0.")] = None,
     time: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Run time limit: 90s, 10m, 2h, 1:30:00, 1-12:00:00. Bare number: minutes."),
+        typer.Option(
+            metavar="TIME",
+            help="Run time limit: 90s, 10m, 2h, 1:30:00. Bare number: minutes. Then it is asked to go, with its grace.",
+        ),
     ] = None,
     array: Annotated[
         str | None, typer.Option(metavar="1-50[:STEP][,…]", help="One job per index, in THEBES_ARRAY_INDEX.")

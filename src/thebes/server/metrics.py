@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from thebes import __version__
@@ -25,6 +32,7 @@ class Metrics:
     """Every figure the server keeps."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # a second series for each, which nobody asks for
         registry = self.registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
