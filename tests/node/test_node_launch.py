@@ -10,7 +10,7 @@ from node_cluster import launch
 from thebes.engine.contract import Gpu, Part, Refused
 from thebes.model.errors import UserError
 from thebes.node import suspend
-from thebes.node.gpus import discover, looked_at_again, virtual_gpus
+from thebes.node.gpus import discover, looked_at_again, numbered, virtual_gpus
 from thebes.node.launch import TORCHRUN, PartLaunch, part_launch, torchrun_command
 from thebes.node.torchrun import code_of
 
@@ -124,7 +124,9 @@ def test_what_nodes_offer() -> None:
 def test_without_a_driver_the_message_says_what_to_do() -> None:
     with pytest.raises(UserError, match="no NVIDIA GPU can be used") as error:
         discover()
-    assert "--virtual-gpus" in error.value.hint
+    assert "`nvidia-smi`" in error.value.hint
+    assert "`thebes up --virtual-gpus N`" in error.value.hint
+    assert "doctor" not in error.value.hint  # it says the same
 
 
 @pytest.mark.skipif(not Path("/proc/driver/nvidia").exists(), reason="there is no NVIDIA driver")
@@ -142,3 +144,44 @@ def test_gpus_keep_their_numbers_when_one_of_them_goes() -> None:
         (2, "GPU-2", True),
     ]
     assert not any(gpu.healthy for gpu in looked_at_again(known, ()))
+
+
+def real(*uuids: str) -> tuple[Gpu, ...]:
+    """As the driver tells them: numbered one after the other."""
+    return tuple(Gpu(index, uuid=uuid, name="H200") for index, uuid in enumerate(uuids))
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "expected"),
+    [
+        ("", "abc", "abc"),  # the first start
+        ("", "abcd", "abc"),
+        ("", "ab", "ab-"),
+        ("", "", "---"),
+        ("abc", "abc", "abc"),
+        ("abc", "cab", "abc"),
+        ("abc", "ac", "aBc"),  # one is gone: the others keep their numbers
+        ("abc", "", "ABC"),
+        ("abc", "acx", "axc"),  # it was replaced by a new one
+        ("ab", "abc", "abc"),
+        ("ab", "bc", "cb-"),
+        ("abcd", "abd", "abd"),  # made smaller because one is gone
+    ],
+)
+def test_a_node_that_comes_up_keeps_the_numbers_of_its_gpus(known: str, found: str, expected: str) -> None:
+    gpus = numbered(3, real(*known), real(*found))
+    assert [gpu.index for gpu in gpus] == [0, 1, 2]
+    assert [gpu.uuid or "-" for gpu in gpus] == list(expected.lower())
+    assert [gpu.healthy for gpu in gpus] == [letter.islower() for letter in expected]
+
+
+def test_a_gpu_that_does_not_answer_keeps_its_place() -> None:
+    silent = (Gpu(0, uuid="a"), Gpu(1, healthy=False), Gpu(2, uuid="c"))
+    assert [(gpu.uuid, gpu.healthy) for gpu in numbered(3, (), silent)] == [("a", True), ("", False), ("c", True)]
+    assert [gpu.uuid for gpu in numbered(3, real("a", "b", "c"), silent)] == ["a", "b", "c"]
+    assert [gpu.uuid for gpu in numbered(3, silent, real("a", "b", "c"))] == ["a", "b", "c"]
+
+
+def test_nothing_starts_on_a_gpu_that_the_driver_does_not_see() -> None:
+    with pytest.raises(Refused, match="no GPU 1"):
+        part(gpus=(REAL[0], Gpu(1, healthy=False)), parts=(Part("n0", (0, 1)),))

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from thebes.engine.contract import Gpu, Launch, NodeFacts, Refused, Report
 from thebes.model.errors import UserError
 from thebes.node import gpus as gpu_discovery
 from thebes.node import launch as launching
-from thebes.node import mps, processes, suspend
+from thebes.node import mps, old_attempts, processes, suspend
 from thebes.node.attempt import AttemptDir, Rate, lock_holder, lost_state, make_report, read_log, take_lock
 from thebes.node.clock import boot_id, boot_s
 from thebes.node.instance import Instance, JsonLines, LockHeld, explain, write_json
@@ -49,6 +49,11 @@ FROZEN_WITHIN_S = 10.0
 LOOK_EVERY_S = 1.0
 LOOK_AT_NEW_S = 0.1  # at an attempt that has not made a step; then less and less often
 HEALTH_EVERY_S = 30.0
+SETTLE_AGAIN_S = 1.0
+MPS_ANSWERS_WITHIN_S = 2.0  # when we go: the keeper does not wait for us for long
+TIDY_EVERY_S = 86_400.0
+TIDY_AT_ONCE = 1000  # removals; what is left over waits for the next go
+TIDY_AGAIN_S = 60.0
 LOG_LIMIT_BYTES = 1 << 20
 BACKLOG_BYTES = 32 << 20  # a listener that does not read is let go
 PR_SET_CHILD_SUBREAPER = 36
@@ -107,6 +112,7 @@ class Agent:
         self.cleaning: asyncio.Task[None] | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
         self.some_alive = asyncio.Event()
+        self.mps = mps.Mps(instance.run / f"mps-{node}")
         self.mps_starting = asyncio.Lock()
         self.spawning = threading.Lock()  # held while a new child is not yet known to be a supervisor
         self.supervisors: set[int] = set()
@@ -127,13 +133,22 @@ class Agent:
             self._serve, sock=wire.listening_socket(path), limit=wire.LINE_LIMIT_BYTES
         )
         self._spawn(self._watch_progress())
+        self._spawn(self._tidy())
         if not self.virtual:
             self._spawn(self._watch_health())
-        self.log.write("agent up", node=self.node, pid=os.getpid(), gpus=len(self.facts.gpus), virtual=self.virtual)
+        self.log.write(
+            "agent up",
+            node=self.node,
+            pid=os.getpid(),
+            gpus=len(self.facts.gpus),
+            unhealthy=[gpu.index for gpu in self.facts.gpus if not gpu.healthy],
+            virtual=self.virtual,
+        )
         await stop.wait()
         self._end_the_unreachable()
-        self.log.write("agent down", node=self.node, attempts=sum(one.alive for one in self.attempts.values()))
         server.close()
+        await self._stop_mps()
+        self.log.write("agent down", node=self.node, attempts=sum(one.alive for one in self.attempts.values()))
         self.nursery.close()
         path.unlink(missing_ok=True)
 
@@ -235,9 +250,18 @@ class Agent:
             self.cleaning = self._spawn(self._settle_vanished())
 
     async def _settle_vanished(self) -> None:
+        told = ""
         while self.vanished:
             batch, self.vanished = self.vanished, []
-            await asyncio.to_thread(self._end_leftovers, batch)
+            try:
+                await asyncio.to_thread(self._end_leftovers, batch)
+            except OSError as error:  # no more files or memory: that may pass
+                self.vanished = [*batch, *self.vanished]
+                if told != str(error):
+                    self.log.write("cannot settle", node=self.node, attempts=len(self.vanished), error=str(error))
+                told = str(error)
+                await asyncio.sleep(SETTLE_AGAIN_S)
+                continue
             for attempt in batch:
                 attempt.pid = 0
                 self._refresh(attempt)
@@ -253,8 +277,12 @@ class Agent:
         All under the attempts' locks: a supervisor that was only late waits for its lock, finds the result and ends.
         One that has its lock already is alive after all and is left alone.
         """
-        locks = {attempt: fd for attempt in batch if (fd := take_lock(attempt.dir.path)) is not None}
+        locks: dict[Attempt, int] = {}
         try:
+            for attempt in batch:
+                fd = take_lock(attempt.dir.path)
+                if fd is not None:
+                    locks[attempt] = fd
             killed = self._kill_leftovers([_trail(attempt) for attempt in locks])
             for attempt in locks:
                 self._write_lost(attempt, killed)
@@ -425,6 +453,43 @@ class Agent:
                 self.facts = replace(self.facts, gpus=found)
                 self._push({"push": "facts", "facts": wire.facts_to_dict(self.facts)})
 
+    async def _tidy(self) -> None:
+        """Remove what is too old to be kept, at the start and then daily; in small portions, so that nobody notices."""
+        while True:
+            removed = await self._remove_old(time.time() - old_attempts.KEEP_ATTEMPTS_S)
+            await asyncio.sleep(TIDY_EVERY_S if removed < TIDY_AT_ONCE else TIDY_AGAIN_S)
+
+    async def _remove_old(self, before_s: float) -> int:
+        found = await asyncio.to_thread(
+            old_attempts.old_attempts, self.attempts_dir, self.open_dir, before_s=before_s, limit=TIDY_AT_ONCE
+        )
+        removed = 0
+        for folder in found:
+            async with self.job_locks.setdefault(folder.job_id, asyncio.Lock()):  # no start of it is under way
+                if (folder.job_id, folder.incarnation) not in self.attempts:
+                    with suppress(OSError):
+                        removed += await asyncio.to_thread(old_attempts.remove_attempt, folder)
+            await asyncio.sleep(0)  # whoever waits for the lock takes it now, and it stays
+            self._drop_job_lock(folder.job_id)
+        fences = await asyncio.to_thread(
+            old_attempts.old_fences, self.fence_dir, self.attempts_dir, before_s=before_s, limit=TIDY_AT_ONCE
+        )
+        # Without a pause, so that no start or kill comes in between.
+        in_use = {job_id for job_id, _ in self.attempts} | {
+            job for job, lock in self.job_locks.items() if lock.locked()
+        }
+        for path in fences:
+            if path.name not in in_use and old_attempts.is_older(path, before_s):
+                path.unlink(missing_ok=True)
+        if removed or fences:
+            self.log.write("removed what was old", node=self.node, attempts=removed, fences=len(fences))
+        return max(removed, len(fences))
+
+    def _drop_job_lock(self, job_id: str) -> None:
+        lock = self.job_locks.get(job_id)
+        if lock is not None and not lock.locked():
+            del self.job_locks[job_id]
+
     # Requests --------------------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -563,14 +628,29 @@ class Agent:
         """A job that may share its GPU runs under the node's MPS daemon; without MPS the driver slices its time."""
         if self.virtual or not launch.packs:
             return {}
-        uuids = [gpu.uuid for gpu in self.facts.gpus]
+        uuids = [gpu.uuid for gpu in self.facts.gpus if gpu.healthy]  # a name that is unknown hides those after it
         try:
             async with self.mps_starting:
-                daemon = await asyncio.to_thread(mps.start, self.instance.run / f"mps-{self.node}", gpu_uuids=uuids)
+                daemon = await asyncio.to_thread(mps.start, self.mps.directory, gpu_uuids=uuids)
         except mps.MpsUnavailable as error:
             self.log.write("no MPS", node=self.node, job=launch.job_id, error=error.message)
             return {}
         return mps.client_env(daemon)
+
+    async def _stop_mps(self) -> None:
+        """When we are told to go and nobody needs the daemon, it goes too; otherwise the next agent finds it."""
+        if self.virtual:
+            return
+        async with self.mps_starting:
+            for attempt in self.attempts.values():
+                if attempt.alive:
+                    self._refresh(attempt)
+            if any(one.alive for one in self.attempts.values()) or any(one.locked() for one in self.job_locks.values()):
+                return
+            try:
+                await asyncio.to_thread(mps.stop, self.mps, clients_end_within_s=1, answer_s=MPS_ANSWERS_WITHIN_S)
+            except (mps.MpsUnavailable, OSError) as error:
+                self.log.write("MPS not stopped", node=self.node, error=str(error))
 
     def _write_attempt(self, folder: AttemptDir, part: launching.PartLaunch, checkpoint_dir: str) -> None:
         """All that the supervisor needs; nothing stays if it cannot be written. In a thread."""
@@ -635,7 +715,7 @@ class Agent:
 
     async def _terminate(self, request: dict[str, Any]) -> None:
         attempt = self._living(request)
-        attempt.dir.command(f"term {float(request['grace_s'])}")
+        self._order(attempt, f"term {float(request['grace_s'])}")
         self.log.write("terminate", node=self.node, attempt=attempt.dir.name, grace_s=request["grace_s"])
 
     async def _kill(self, request: dict[str, Any]) -> None:
@@ -751,9 +831,7 @@ class Agent:
             raise Refused(f"job {attempt.dir.job_id} is alive on node {self.node}: it cannot be forgotten")
         (self.open_dir / attempt.dir.name).unlink(missing_ok=True)
         del self.attempts[attempt.key]
-        lock = self.job_locks.get(attempt.dir.job_id)
-        if lock is not None and not lock.locked():
-            del self.job_locks[attempt.dir.job_id]
+        self._drop_job_lock(attempt.dir.job_id)
 
     async def _log(self, request: dict[str, Any]) -> dict[str, Any]:
         folder = AttemptDir.named(self.attempts_dir, f"{request['job_id']}.{int(request['incarnation'])}")
@@ -827,13 +905,28 @@ def node_gpus(instance: Instance, node: str, virtual: int | None) -> tuple[tuple
         raise UserError(f"{instance.config} cannot be used: {error}", hint="`thebes up` writes a new one") from None
     if is_virtual:
         return gpu_discovery.virtual_gpus(count), True
-    gpus = gpu_discovery.discover()
-    if len(gpus) < count:
-        raise UserError(
-            f"node {node} should have {count} GPUs but the driver sees {len(gpus)}",
-            hint="`nvidia-smi` shows which; or start again with `thebes up`",
-        )
-    return gpus[:count], False
+    return _real_gpus(instance.nodes / node / "gpus.json", count), False
+
+
+def _real_gpus(path: Path, count: int) -> tuple[Gpu, ...]:
+    """GPUs by the numbers under which earlier agents knew them: jobs that live hold them by these."""
+    try:
+        known = [Gpu(**one) for one in json.loads(path.read_bytes())]
+    except (OSError, ValueError, TypeError):
+        known = []
+    try:
+        found = gpu_discovery.discover()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        found = ()
+    gpus = gpu_discovery.numbered(count, known, found)
+    if [gpu.uuid for gpu in gpus] != [gpu.uuid for gpu in known]:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_json(path, [asdict(gpu) for gpu in gpus])
+        except (OSError, UserError) as error:  # a full disk: jobs need an agent more than we need the file
+            print(error, file=sys.stderr)
+    return gpus
 
 
 def main(argv: Sequence[str] | None = None) -> int:

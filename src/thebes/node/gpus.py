@@ -12,7 +12,8 @@ from typing import Any
 from thebes.engine.contract import Gpu
 from thebes.model.errors import UserError
 
-_HINT = "start with --virtual-gpus N to try Thebes without GPUs; `thebes doctor` looks closer"
+_WITHOUT = "`thebes up --virtual-gpus N` tries Thebes without GPUs"
+_HINT = f"`nvidia-smi` must list the GPUs first: if it does not, the driver needs repair; {_WITHOUT}"
 
 
 def virtual_gpus(count: int) -> tuple[Gpu, ...]:
@@ -27,7 +28,7 @@ def discover() -> tuple[Gpu, ...]:
     except ImportError:
         raise UserError(
             "GPUs cannot be looked for: the Python package nvidia-ml-py is missing",
-            hint=f"install it with `pip install nvidia-ml-py`, or {_HINT}",
+            hint=f"install it with `pip install nvidia-ml-py`; {_WITHOUT}",
         ) from None
     try:
         pynvml.nvmlInit()
@@ -42,6 +43,20 @@ def discover() -> tuple[Gpu, ...]:
     if not found:
         raise UserError("the NVIDIA driver is there but it sees no GPU", hint=_HINT)
     return found
+
+
+def numbered(count: int, known: Sequence[Gpu], found: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The `count` GPUs of a node that comes up: those it knew keep their numbers, newcomers take the places left.
+
+    A place that nobody takes is a GPU that is not healthy: the node is there for its jobs on the others.
+    """
+    known = known or found
+    by_uuid = {gpu.uuid: gpu for gpu in found if gpu.uuid}
+    places = [*known[:count], *(Gpu(index, healthy=False) for index in range(len(known), count))]
+    taken = {gpu.uuid for gpu in places}
+    newcomers = iter([gpu for gpu in found[:count] if gpu.uuid and gpu.uuid not in taken])
+    here = (by_uuid.get(gpu.uuid) or next(newcomers, None) or replace(gpu, healthy=False) for gpu in places)
+    return tuple(replace(gpu, index=index) for index, gpu in enumerate(here))
 
 
 def looked_at_again(known: Sequence[Gpu], found: Iterable[Gpu]) -> tuple[Gpu, ...]:

@@ -121,7 +121,7 @@ def _common(
     launch: Launch, index: int, gpus: Sequence[Gpu], attempt_dir: str, master_addr: str, master_port: int
 ) -> dict[str, str]:
     part = launch.parts[index]
-    by_index = {gpu.index: gpu for gpu in gpus}
+    by_index = {gpu.index: gpu for gpu in gpus if gpu.virtual or gpu.uuid}  # the driver's numbers may be others
     missing = [number for number in part.gpus if number not in by_index]
     if missing:
         raise Refused(f"node {part.node} has no GPU {missing[0]}: it has {len(by_index)}")

@@ -75,9 +75,9 @@ def start(directory: Path, *, program: str = PROGRAM, gpu_uuids: Sequence[str] =
     return mps
 
 
-def stop(mps: Mps, *, program: str = PROGRAM, clients_end_within_s: int = 10) -> None:
+def stop(mps: Mps, *, program: str = PROGRAM, clients_end_within_s: int = 10, answer_s: float = ANSWER_S) -> None:
     """End the daemon and its servers, and after this time the clients that still run. Harmless if it is gone."""
-    _ask(mps, f"quit -t {clients_end_within_s}", program, ANSWER_S + clients_end_within_s)
+    _ask(mps, f"quit -t {clients_end_within_s}", program, answer_s + clients_end_within_s)
 
 
 def healthy(mps: Mps, *, program: str = PROGRAM) -> bool:
