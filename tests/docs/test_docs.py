@@ -139,9 +139,7 @@ def console_pages() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("page", "blocks"), list(console_pages()))
-def test_commands_of_a_page_run(
-    page: Path, blocks: list[Block], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_of_a_page_run(page: Path, blocks: list[Block], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = page.read_text(encoding="utf-8")
     monkeypatch.setenv("THEBES_DIR", str(folder / "instance"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
