@@ -184,3 +184,9 @@ def test_an_endpoint_file_that_is_damaged_counts_as_none(tmp_path: Path) -> None
     instance.create()
     instance.endpoint.write_text(json.dumps({"port": 1}))
     assert instance.read_endpoint() is None
+
+
+def test_a_gpu_that_has_gone_does_not_change_the_node() -> None:
+    """This machine has none: what was configured stays, and the agent says which are missing."""
+    saved = Config(nodes=[NodeConfig(name="n0", gpus=8, gpu_type="NVIDIA H200")])
+    assert wanted_config(saved, Options()) == saved

@@ -125,7 +125,16 @@ def _wanted_nodes(saved: Config | None, options: Options) -> list[NodeConfig]:
         )
     from thebes.node.gpus import discover  # a UserError says how to go on without any
 
-    found = discover()
+    try:
+        found = discover()
+    except UserError:
+        if not old:
+            raise
+        found = []
+    if old and len(found) <= old[0].gpus:
+        return list(
+            old
+        )  # one that has gone keeps its number, and its jobs their GPUs; the agent says which are missing
     types = {gpu.name for gpu in found}
     return [NodeConfig(name="n0", gpus=len(found), gpu_type=types.pop() if len(types) == 1 else "")]
 
