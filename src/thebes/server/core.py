@@ -447,8 +447,8 @@ class Core:
                 if alone.long_enough(self.rules) and abs(alone.steps_per_s - known) > RATE_NEWS * known:
                     self._input({"op": "rate", "t": now_s, "job": job.id, "steps_per_s": alone.steps_per_s})
             return
-        packing = self.packings.get(guest)
-        pair = [self.jobs[name] for name in (self.ledger.guests[guest], guest) if name in self.jobs]
+        packing, host = self.packings.get(guest), self.ledger.guests.get(guest, "")
+        pair = [self.jobs[name] for name in (host, guest) if name in self.jobs]
         running = {one.id: one.active for one in pair if one.active is not None and one.active.started_s is not None}
         if packing is None or len(running) < 2:
             return
