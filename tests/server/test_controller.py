@@ -577,3 +577,19 @@ def test_a_job_cancelled_while_its_launch_cannot_reach_the_node_never_starts(tmp
             assert c.engine.launches == {}
 
     run(story())
+
+
+def test_cancelling_twice_is_cancelling_once(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            job = await c.submit(1)
+            c.engine.unreachable = True  # so that it cannot end in between
+            for _ in range(2):
+                assert await c.controller.act("cancel", job, ADMIN) == [job]
+            with pytest.raises(UserError, match="is being cancelled"):
+                await c.controller.act("hold", job, ADMIN)
+            c.engine.unreachable = False
+            await c.quiet()
+            assert c.state(job) == "cancelled"
+
+    run(story())

@@ -798,6 +798,8 @@ class Core:
     # -- what users ask for -------------------------------------------------------------------------------------------
 
     def cancel(self, job_id: str, actor: str, now_s: float) -> None:
+        if job_id in self.jobs and self.jobs[job_id].cancelled:
+            return  # asked again: the first answer may have been lost
         job = self._job(job_id, "cancelled")
         self._event(now_s, "cancel-asked", job, actor=actor)
         job.cancelled = True
