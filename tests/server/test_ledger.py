@@ -6,12 +6,11 @@ import heapq
 import json
 
 import numpy as np
-import polars as pl
 import pytest
 
 import thebes
 from thebes.model.errors import UserError
-from thebes.model.trace import TRACE_SCHEMA, Trace
+from thebes.model.trace import Trace
 from thebes.placement import Consolidate
 from thebes.policy import find
 from thebes.server.ledger import Ledger, NodeSpec
@@ -51,8 +50,7 @@ def simulated(jobs: list[tuple[float, int, float]], policy: str) -> dict[str, fl
         "duration": [j[2] for j in jobs],
         "num_gpus": [float(j[1]) for j in jobs],
     }
-    rest = [pl.lit(None, dtype=kind).alias(name) for name, kind in TRACE_SCHEMA.items() if name not in columns]
-    trace = Trace("t", pl.DataFrame(columns).with_columns(rest))
+    trace = Trace.of("t", columns)
     costs = thebes.Costs(mechanism="free")
     result = thebes.simulate(trace, "2x4", policy, costs=costs, perf="ideal", fast=False)
     return dict(zip(result.jobs["job_id"], result.jobs["finish_s"], strict=True))

@@ -74,7 +74,7 @@ def up(
             grace_s=grace,
             packing=packing,
         ),
-        _compile,
+        compile_ahead,
     )
     config = brought.config
     gpus = plural(config.gpus, "virtual GPU" if config.nodes[0].virtual else "GPU")
@@ -90,7 +90,7 @@ def up(
     print("  thebes submit --gpus 1 -- python train.py")
 
 
-def _compile(policy: Policy, placement: Placement) -> None:
+def compile_ahead(policy: Policy, placement: Placement) -> None:
     """Compile what the policy needs ahead, so that the controller need not do it while people wait for it."""
     from thebes.model.compiled import is_cold
     from thebes.policy.priority import PriorityPolicy

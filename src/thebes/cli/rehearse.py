@@ -35,7 +35,7 @@ def rehearse(
     import shutil
     import tempfile
 
-    from thebes.cli.instance import _compile as compile_ahead
+    from thebes.cli.instance import compile_ahead
     from thebes.client import Client
     from thebes.node.instance import Instance
     from thebes.server import rehearsal

@@ -5,8 +5,9 @@ The frame is the exchange form (files, statistics, reports). The simulator turns
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import polars as pl
 
@@ -34,6 +35,14 @@ class Trace:
     jobs: pl.DataFrame  # TRACE_SCHEMA first, then the source's own extra columns
     format: str = "normalised"
     notes: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def of(cls, name: str, columns: Mapping[str, Sequence[Any]]) -> Trace:
+        """A trace from some of the columns, in order of submission; nothing is known of the others."""
+        unknown = [
+            pl.lit(None, dtype=kind).alias(other) for other, kind in TRACE_SCHEMA.items() if other not in columns
+        ]
+        return cls(name, pl.DataFrame(columns).with_columns(unknown))
 
     def __len__(self) -> int:
         return self.jobs.height

@@ -754,16 +754,14 @@ class Agent:
             await self._until(attempt, lambda: attempt.state.get("state") in (wanted, "exited"), FROZEN_WITHIN_S)
             if attempt.state.get("state") != wanted:
                 raise Refused(f"job {attempt.dir.job_id} is ending and could not be suspended")
-            attempt.took["suspend_took_s"] = boot_s() - begun_s
-            self._tell(attempt)
-            self.log.write(
-                "suspended",
-                node=self.node,
-                attempt=attempt.dir.name,
-                mechanism=mechanism,
-                took_s=round(attempt.took["suspend_took_s"], 4),
-            )
-            return attempt.took["suspend_took_s"]
+            return self._took(attempt, "suspended", "suspend_took_s", mechanism, boot_s() - begun_s)
+
+    def _took(self, attempt: Attempt, event: str, key: str, mechanism: str, took_s: float) -> float:
+        """Remember, tell and log how long a suspension or a resume took."""
+        attempt.took[key] = took_s
+        self._tell(attempt)
+        self.log.write(event, node=self.node, attempt=attempt.dir.name, mechanism=mechanism, took_s=round(took_s, 4))
+        return took_s
 
     async def _suspend_cuda(self, attempt: Attempt) -> None:
         # Killed from here on, the next agent finds the mark and brings the process back.
@@ -794,16 +792,7 @@ class Agent:
             if attempt.state.get("state") != "running":
                 raise Refused(f"job {attempt.dir.job_id} could not be resumed")
             (attempt.dir.path / "cuda").unlink(missing_ok=True)
-            attempt.took["resume_took_s"] = boot_s() - begun_s
-            self._tell(attempt)
-            self.log.write(
-                "resumed",
-                node=self.node,
-                attempt=attempt.dir.name,
-                mechanism=mechanism,
-                took_s=round(attempt.took["resume_took_s"], 4),
-            )
-            return attempt.took["resume_took_s"]
+            return self._took(attempt, "resumed", "resume_took_s", mechanism, boot_s() - begun_s)
 
     async def _resume_cuda(self, attempt: Attempt) -> None:
         try:

@@ -52,7 +52,6 @@ LONG_DECISION_S = 0.01
 RETRY_S = (0.1, 2.0)  # pauses between two tries of a command whose node cannot be reached
 QUEUE_ROOM = 10_000  # events that a subscriber may lag behind
 MAX_ESTIMATED = 500  # jobs alive; with more, nobody is told when it will start
-DEFAULT_TENANT = "default"
 
 T = TypeVar("T")
 Message = Callable[[float], None]

@@ -216,9 +216,7 @@ def _weights(client: Client, job_id: str) -> str:
 
 
 def _simulate(acts: Sequence[Act], submits: Sequence[float], costs: tuple[float, ...], config: Any) -> list[float]:
-    import polars as pl
-
-    from thebes.model.trace import TRACE_SCHEMA, Trace
+    from thebes.model.trace import Trace
     from thebes.server.config import live_policy
     from thebes.server.ledger import NodeSpec, cluster_of
     from thebes.sim.costs import Costs
@@ -231,10 +229,9 @@ def _simulate(acts: Sequence[Act], submits: Sequence[float], costs: tuple[float,
         "duration": [act.duration_s + costs[3] for act in acts],
         "num_gpus": [float(act.gpus) for act in acts],
     }
-    rest = [pl.lit(None, dtype=kind).alias(name) for name, kind in TRACE_SCHEMA.items() if name not in columns]
     policy, placement = live_policy(config)
     result = simulate(
-        Trace("rehearsal", pl.DataFrame(columns).with_columns(rest)),
+        Trace.of("rehearsal", columns),
         cluster_of([NodeSpec(node.name, node.gpus) for node in config.nodes]),
         policy,
         placement=placement,

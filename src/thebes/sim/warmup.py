@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import polars as pl
 
 from thebes.model.compiled import is_cold
 from thebes.model.decision import Decision
-from thebes.model.trace import TRACE_SCHEMA, Trace
+from thebes.model.trace import Trace
 from thebes.model.view import View
 from thebes.policy import Policy, fill
 from thebes.policy.priority import PriorityPolicy
@@ -54,8 +53,7 @@ def _tiny() -> Trace:
         "duration": [4e3, 5.0, 5.0],
         "num_gpus": [2.0, 1, 1],
     }
-    unknown = [pl.lit(None, dtype=kind).alias(name) for name, kind in TRACE_SCHEMA.items() if name not in columns]
-    return Trace("warm-up", pl.DataFrame(columns).with_columns(unknown))
+    return Trace.of("warm-up", columns)
 
 
 if __name__ == "__main__":
