@@ -320,8 +320,8 @@ def test_a_log_that_has_to_grow_loses_nothing(fast: bool, monkeypatch: pytest.Mo
     trace = trace_of(*((i, 1 + i % 4, 5 + 3 * (i % 7)) for i in range(60)))
     expected = simulate(trace, "3x2", POLICIES["tiresias-l"], costs=CHEAP, fast=fast)
 
-    def cramped(*args: Any) -> World:
-        world = build_world(*args)
+    def cramped(*args: Any, **named: Any) -> World:
+        world = build_world(*args, **named)
         return world._replace(log=plain(np.recarray(1, dtype=world.log.dtype)))
 
     monkeypatch.setattr(simulation, "build_world", cramped)

@@ -7,7 +7,7 @@ passes before anything is done about it, in tests, in the simulator and live.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from thebes.model.jobs import HELD, NEVER, WAITING, JobTable, gpus_of
 from thebes.model.machine import BLOCKED, Machine
 
 # The fate of a job in a Decision: it holds GPUs, or the constraint that left it out.
-HOLDS, NO_GPUS, NO_PLACE, BEHIND, NOT_CHOSEN, OVER_QUOTA = range(6)
+HOLDS, NO_GPUS, NO_PLACE, BEHIND, NOT_CHOSEN, OVER_QUOTA, NOT_ITS_TURN, BETTER_PLACE, OUTBID, NOT_LEASED = range(10)
 REASONS = (
     "holds its GPUs",
     "the GPUs it could use go to jobs before it in the order",
@@ -26,11 +26,25 @@ REASONS = (
     "an earlier job must start first (strict order)",
     "the policy did not choose it",
     "its tenant's quota goes to jobs before it in the order",
+    "it takes turns with the jobs on its GPUs, and it is another one's turn",
+    "it still waits for GPUs that lie closer together (its delay timer runs)",
+    "the auction gave the GPUs to jobs that are worse off",
+    "its organisation has no more GPUs on lease",
 )
 
 
 def _no_rows() -> NDArray[np.int64]:
     return np.zeros(0, dtype=np.int64)
+
+
+def _shares(values: Any) -> NDArray[np.float64]:
+    array = np.ascontiguousarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iuf"):
+        raise UserError(
+            f"a Decision's shares are a list of numbers, not {array.dtype} in {array.ndim} dimensions",
+            hint="one share per row, between 0 and 1; leave them out if nobody shares",
+        )
+    return array.astype(np.float64)
 
 
 def _whole_numbers(values: Any, name: str) -> NDArray[np.int64]:
@@ -56,13 +70,24 @@ class Decision:
     promote: NDArray[np.int64] = field(default_factory=_no_rows)  # rows whose attained service starts again
     queues: NDArray[np.int64] | None = None  # per job of the View: its feedback queue, for the record
     memory: object = None  # comes back in the next View: what a policy must remember, in the open
+    counts: NDArray[np.int64] | None = None  # per row: how many GPUs; None: what each asked for
+    shares: NDArray[np.float64] | None = None  # per row: its share of each of its GPUs; None: nobody shares
 
     def __post_init__(self) -> None:
         # Compiled code takes these as they lie in memory: whatever a policy hands over becomes rows of whole numbers.
         for name in ("rows", "gpus", "promote"):
             object.__setattr__(self, name, _whole_numbers(getattr(self, name), name))
-        if self.queues is not None:
-            object.__setattr__(self, "queues", _whole_numbers(self.queues, "queues"))
+        for name in ("queues", "counts"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _whole_numbers(getattr(self, name), name))
+        if self.shares is not None:
+            object.__setattr__(self, "shares", _shares(self.shares))
+        for name in ("counts", "shares"):
+            given = getattr(self, name)
+            if given is not None and len(given) != len(self.rows):
+                raise UserError(
+                    f"a Decision names {len(self.rows)} rows but {len(given)} {name}", hint=f"one of {name} per row"
+                )
 
     def reason(self, position: int) -> str:
         """Why the job at this position of the View holds GPUs or does not."""
@@ -75,7 +100,7 @@ class Actions:
 
     suspend: NDArray[np.int64]
     start: NDArray[np.int64]  # from waiting: a first start or a resume
-    migrate: NDArray[np.int64]
+    migrate: NDArray[np.int64]  # to other GPUs, or to another number of them
     offset: NDArray[np.int64]  # where each row of `decision.rows` has its GPUs in `decision.gpus`
 
 
@@ -90,16 +115,58 @@ FAULTS = (
     "names a job twice or out of order",
     "gives a GPU of a node that is down or drained",
     "starts a job beyond its tenant's quota",
+    "gives a share that is not above 0 and at most 1",
+    "gives the jobs on a GPU more memory than it has",
 )
-SOUND, TWICE, NOT_WHOLE, NOT_ALIVE, NO_SUCH_GPU, WRONG_KIND, NOT_SORTED, NOT_TO_BE_HAD, BEYOND_QUOTA = range(9)
+SOUND, TWICE, NOT_WHOLE, NOT_ALIVE, NO_SUCH_GPU, WRONG_KIND, NOT_SORTED, NOT_TO_BE_HAD, BEYOND_QUOTA, BAD_SHARE = range(
+    10
+)
+NO_MEMORY = 10
+_OVER = 1.0 + 1e-9  # three thirds are a whole GPU
+
+
+def counts_of(table: JobTable, decision: Decision) -> NDArray[np.int64]:
+    """GPUs per row of the Decision; a row that names no job gets none, for the checker to find."""
+    if decision.counts is not None:
+        return decision.counts
+    rows = decision.rows
+    known = (rows >= 0) & (rows < len(table.jobs))
+    return np.where(known, table.jobs["gpus"][np.where(known, rows, 0)], 0)
+
+
+def shares_of(decision: Decision) -> NDArray[np.float64]:
+    return np.ones(len(decision.rows)) if decision.shares is None else decision.shares
+
+
+class Workspace(NamedTuple):
+    """Room for the checker to work in: one cell per GPU."""
+
+    given: NDArray[np.float64]  # shares handed out
+    memory_gib: NDArray[np.float64]
+
+
+def workspace_for(m: Machine) -> Workspace:
+    return Workspace(np.zeros(len(m.gpus)), np.zeros(len(m.gpus)))
+
+
+def fault_in(table: JobTable, m: Machine, decision: Decision, room: Workspace) -> tuple[int, int]:
+    """Design rule 3: (fault, row), where fault 0 means sound."""
+    return _find_faults(table, m, decision.rows, counts_of(table, decision), shares_of(decision), decision.gpus, room)
 
 
 @compiled
 def faults(
-    table: JobTable, m: Machine, rows: NDArray[np.int64], gpus: NDArray[np.int64], taken: NDArray[np.bool_]
+    table: JobTable,
+    m: Machine,
+    rows: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    shares: NDArray[np.float64],
+    gpus: NDArray[np.int64],
+    room: Workspace,
 ) -> tuple[int, int]:
-    """Design rule 3: (fault, row), where fault 0 means sound. `taken` is room to work in, one cell per GPU."""
-    taken[:] = False
+    given, memory_gib = room
+    given[:] = 0.0
+    memory_gib[:] = 0.0
     at = 0
     for i in range(rows.size):
         row = rows[i]
@@ -108,28 +175,34 @@ def faults(
         job = table.jobs[row]
         if job.phase != HELD and job.phase != WAITING:
             return NOT_ALIVE, row
-        if at + job.gpus > gpus.size:
+        count, share = counts[i], shares[i]
+        if count < job.min_gpus or count > job.max_gpus or at + count > gpus.size:
             return NOT_WHOLE, row
+        if not (share > 0.0 and share <= 1.0):
+            return BAD_SHARE, row
         last, kind = -1, -1
-        for gpu in gpus[at : at + job.gpus]:
-            if gpu <= last or gpu >= taken.size:
+        for gpu in gpus[at : at + count]:
+            if gpu <= last or gpu >= given.size:
                 return NO_SUCH_GPU, row
             last = gpu
-            if taken[gpu]:
+            given[gpu] += share
+            if given[gpu] > _OVER:
                 return TWICE, row
-            taken[gpu] = True
+            memory_gib[gpu] += job.memory_gib
+            if given[gpu] > share and memory_gib[gpu] > m.kinds[m.nodes[m.gpus[gpu].node].node_kind].memory_gib:
+                return NO_MEMORY, row  # alone, whatever the user asked for is the user's business
             if m.gpus[gpu].owner == BLOCKED:
                 return NOT_TO_BE_HAD, row
             gpu_kind = m.nodes[m.gpus[gpu].node].node_kind
             if not (job.kinds >> gpu_kind) & 1 or (kind >= 0 and kind != gpu_kind):
                 return WRONG_KIND, row
             kind = gpu_kind
-        at += job.gpus
+        at += count
     if at != gpus.size:
         return NOT_WHOLE, -1
     left = table.quotas.copy()
-    for row in rows:
-        left[table.jobs[row].tenant] -= table.jobs[row].gpus
+    for i in range(rows.size):
+        left[table.jobs[rows[i]].tenant] -= counts[i]
     for row in rows:  # a quota that was lowered below what runs stops nobody, but nobody starts beyond it
         if table.jobs[row].phase == WAITING and left[table.jobs[row].tenant] < 0:
             return BEYOND_QUOTA, row
@@ -138,12 +211,16 @@ def faults(
 
 def diff(table: JobTable, alive: NDArray[np.int64], decision: Decision) -> Actions:
     """The actions that lead from what is to what is wanted."""
-    return Actions(*_compare(table, alive, decision.rows, decision.gpus))
+    return Actions(*_compare(table, alive, decision.rows, counts_of(table, decision), decision.gpus))
 
 
 @compiled
 def _diff(
-    table: JobTable, alive: NDArray[np.int64], rows: NDArray[np.int64], gpus: NDArray[np.int64]
+    table: JobTable,
+    alive: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    gpus: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     jobs = table.jobs
     suspend, start = np.empty(alive.size, dtype=np.int64), np.empty(rows.size, dtype=np.int64)
@@ -151,11 +228,14 @@ def _diff(
     suspends, starts, migrates, wanted, at = 0, 0, 0, 0, 0
     for row in alive:  # both lists ascend, so one walk compares them
         if wanted < rows.size and rows[wanted] == row:
-            count = jobs[row].gpus
+            count = counts[wanted]
             offset[wanted] = at
             if jobs[row].phase == WAITING:
                 start[starts] = wanted
                 starts += 1
+            elif count != jobs[row].width:
+                migrate[migrates] = wanted
+                migrates += 1
             else:
                 here = gpus_of(table, row)
                 for i in range(count):
@@ -171,4 +251,4 @@ def _diff(
     return suspend[:suspends], start[:starts], migrate[:migrates], offset
 
 
-_compare = entry(_diff)
+_compare, _find_faults = entry(_diff), entry(faults)

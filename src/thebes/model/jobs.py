@@ -23,11 +23,18 @@ JOB = np.dtype(
     [
         # what was asked for
         ("gpus", np.int64),
+        ("min_gpus", np.int64),  # an elastic job runs on anything between these two; most take exactly what they asked
+        ("max_gpus", np.int64),
         ("submit_s", np.float64),
         ("work_s", np.float64),  # seconds of running at full speed
         ("kinds", np.int64),  # bit k set: node kind k will do
         ("skew", np.float64),  # share of the largest tensor in the model
         ("state_gib", np.float64),  # what a checkpoint has to write
+        ("memory_gib", np.float64),  # of each of its GPUs
+        ("model", np.int64),  # number of its model in this world: neighbours disturb each other by model
+        ("utilisation", np.float64),  # share of a GPU's time that it computes when alone
+        ("profile", np.int64),  # first row of its profiles (see thebes.model.profiles)
+        ("full_s", np.float64),  # the iteration that counts as speed 1, on the GPUs it asked for
         ("model_class", np.int64),
         ("best_tier", np.int64),  # the narrowest network it could be placed in, on an idle cluster
         ("min_nodes", np.int64),
@@ -36,20 +43,29 @@ JOB = np.dtype(
         ("tenant", np.int64),  # position in the table's quotas
         ("suspend_s", np.float64),  # what a suspension and a resume are expected to cost: measured when live
         ("resume_s", np.float64),
-        ("first_slot", np.int64),  # its GPUs are slots[first_slot : first_slot + gpus] while it holds any
+        ("first_slot", np.int64),  # its GPUs are slots[first_slot : first_slot + width] while it holds any
         ("gang_class", np.int64),  # jobs of one class fit, or do not fit, alike
         # where it is
         ("phase", np.int64),
+        ("width", np.int64),  # GPUs that it holds; what it asked for while it waits
+        ("share", np.float64),  # of each GPU; below 1 others sit there too
         ("since_s", np.float64),  # when this wait, or this hold, began
         ("saved_s", np.float64),  # a suspended job cannot run again before its state is written
         ("ready_s", np.float64),  # when this hold's GPUs are clear and the job's own state is written
         ("run_from_s", np.float64),  # when this hold's work began, after waiting for GPUs and restoring
         ("finish_s", np.float64),  # when it ends if left alone; when it ended
-        ("speed", np.float64),
+        ("speed", np.float64),  # work done per running second, since `paced_s`
+        ("paced_s", np.float64),  # when that speed began: with the run, or when a neighbour came or went
+        ("talk_share", np.float64),  # of each running second, at that speed: communication that compute does not hide
+        ("touched", np.bool_),  # its speed has to be looked at again before this instant is over
+        ("tier", np.int64),
         ("node_kind", np.int64),
         ("nodes", np.int64),
-        # what it has done, up to the beginning of this hold
+        # what it has done: the first four up to `paced_s`, the others up to the beginning of this hold
         ("left_s", np.float64),  # work still to do
+        ("kept_left_s", np.float64),  # work still to do if it were killed: since the last periodic checkpoint
+        ("progress_s", np.float64),  # work done, all holds
+        ("talked_s", np.float64),  # running time that went into communication, all holds
         ("executed_s", np.float64),  # running time, all holds
         ("age_s", np.float64),  # running time since the last promotion: its attained service per GPU
         ("unread_s", np.float64),  # the part of that age that no tick of the policy's clock has read yet
@@ -64,11 +80,13 @@ JOB = np.dtype(
         ("promotions", np.int64),
         ("demotions", np.int64),
         ("migrations", np.int64),
+        ("resizes", np.int64),
         # the account of the GPU-seconds it held
         ("useful_gpu_s", np.float64),
         ("overhead_gpu_s", np.float64),
         ("lost_gpu_s", np.float64),
         ("idle_gpu_s", np.float64),
+        ("spread_gpu_s", np.float64),  # the useful part on more nodes than it needs
         # the simulator's own order and calendar (see thebes.sim.calendar and thebes.sim.lines)
         ("rank", np.int64),
         ("key", np.float64),
@@ -89,9 +107,9 @@ class JobTable(NamedTuple):
 NO_QUOTA = np.int64(2**62)
 
 
-def without_quotas() -> NDArray[np.int64]:
-    """The quotas of a world with one tenant, who may have everything."""
-    return np.array([NO_QUOTA], dtype=np.int64)
+def without_quotas(tenants: int = 1) -> NDArray[np.int64]:
+    """The quotas of a world in which every tenant may have everything."""
+    return np.full(tenants, NO_QUOTA, dtype=np.int64)
 
 
 @inner
@@ -99,6 +117,14 @@ def running_s(job: Record, now_s: float) -> float:
     """Seconds that a job has been running in this hold; restoring and waiting for GPUs do not count."""
     if job.phase == HELD and now_s > job.run_from_s:
         return now_s - job.run_from_s
+    return 0.0
+
+
+@inner
+def paced_for_s(job: Record, now_s: float) -> float:
+    """Seconds that a job has been running at its present speed."""
+    if job.phase == HELD and now_s > job.paced_s:
+        return now_s - job.paced_s
     return 0.0
 
 
@@ -111,11 +137,11 @@ def attained_s(job: Record, now_s: float) -> float:
 @inner
 def remaining_s(job: Record, now_s: float) -> float:
     """Work still to do, in seconds at full speed. Only oracles may know it."""
-    return job.left_s - running_s(job, now_s) * job.speed
+    return job.left_s - paced_for_s(job, now_s) * job.speed
 
 
 @inner
 def gpus_of(table: JobTable, row: int) -> NDArray[np.int64]:
     """The slots of one job: the GPUs it holds, sorted."""
     job = table.jobs[row]
-    return table.slots[job.first_slot : job.first_slot + job.gpus]
+    return table.slots[job.first_slot : job.first_slot + job.width]

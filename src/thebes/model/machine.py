@@ -39,7 +39,9 @@ GPU = np.dtype(
         ("clear_s", np.float64),  # until then the last owner is still writing its state out
     ]
 )
-KIND = np.dtype([("gpus_per_node", np.int64), ("total", np.int64), ("free", np.int64)])
+KIND = np.dtype(
+    [("gpus_per_node", np.int64), ("total", np.int64), ("free", np.int64), ("memory_gib", np.float64)]  # of each GPU
+)
 
 
 class Machine(NamedTuple):
@@ -68,6 +70,7 @@ def machine_of(cluster: Cluster) -> Machine:
     kinds = np.recarray(len(cluster.kinds), dtype=KIND)
     kinds.gpus_per_node = [kind.gpus for kind in cluster.kinds]
     kinds.total, kinds.free = cluster.kind_gpus, 0
+    kinds.memory_gib = [kind.gpu_memory_gib or np.inf for kind in cluster.kinds]
     machine = Machine(
         nodes=plain(nodes),
         gpus=plain(gpus),

@@ -21,9 +21,11 @@ from thebes.model.machine import Machine
 # What a policy can declare that it needs to know, beyond what any scheduler sees.
 DURATIONS = "durations"  # how long each job will run: oracles only
 DISTRIBUTION = "distribution"  # the total service of finished jobs
+PROFILES = "profiles"  # how fast each job would run in other places
 NEEDS = {
     DURATIONS: "the run time of each job in advance (an oracle: cannot run live)",
     DISTRIBUTION: "the service that finished jobs took",
+    PROFILES: "how fast each job would run in other places, from profiles of its model",
 }
 
 
@@ -42,8 +44,16 @@ class Sketch(NamedTuple):
 class JobsView:
     """Columns over the jobs that are alive. Each is computed when first asked for."""
 
-    def __init__(self, table: JobTable, rows: NDArray[np.int64], now_s: float, needs: frozenset[str]) -> None:
+    def __init__(
+        self,
+        table: JobTable,
+        rows: NDArray[np.int64],
+        now_s: float,
+        needs: frozenset[str],
+        tier_speeds: NDArray[np.float64] | None = None,
+    ) -> None:
         self._all = table.jobs
+        self._tier_speeds = tier_speeds
         self._needs = needs
         self._now_s = now_s
         self.rows = rows  # rows of the job table: what a Decision names
@@ -119,6 +129,101 @@ class JobsView:
         return self._all["resume_s"][self.rows]
 
     @cached_property
+    def min_gpus(self) -> NDArray[np.int64]:
+        """The fewest GPUs that it can run on: what it asked for, unless it says that it can adapt."""
+        return self._all["min_gpus"][self.rows]
+
+    @cached_property
+    def max_gpus(self) -> NDArray[np.int64]:
+        """The most GPUs that it can use."""
+        return self._all["max_gpus"][self.rows]
+
+    @cached_property
+    def width(self) -> NDArray[np.int64]:
+        """GPUs that it holds now; what it asked for while it waits."""
+        return self._all["width"][self.rows]
+
+    @cached_property
+    def share(self) -> NDArray[np.float64]:
+        """Its share of each GPU that it holds: below 1 it shares them."""
+        return self._all["share"][self.rows]
+
+    @cached_property
+    def nodes(self) -> NDArray[np.int64]:
+        """Nodes that its present or last placement spans; 0 if it never had one."""
+        return self._all["nodes"][self.rows]
+
+    @cached_property
+    def min_nodes(self) -> NDArray[np.int64]:
+        """Nodes that it would span at best, on an idle cluster."""
+        return self._all["min_nodes"][self.rows]
+
+    @cached_property
+    def tier(self) -> NDArray[np.int64]:
+        """Widest network that its present or last placement crosses: a position in `thebes.model.cluster.TIERS`."""
+        return self._all["tier"][self.rows]
+
+    @cached_property
+    def best_tier(self) -> NDArray[np.int64]:
+        """The narrowest network that it could be placed in, on an idle cluster."""
+        return self._all["best_tier"][self.rows]
+
+    @cached_property
+    def model(self) -> NDArray[np.int64]:
+        """Number of its model: equal numbers, equal models."""
+        return self._all["model"][self.rows]
+
+    @cached_property
+    def state_gib(self) -> NDArray[np.float64]:
+        """What a checkpoint has to write."""
+        return self._all["state_gib"][self.rows]
+
+    @cached_property
+    def memory_gib(self) -> NDArray[np.float64]:
+        """Peak memory on each of its GPUs."""
+        return self._all["memory_gib"][self.rows]
+
+    @cached_property
+    def utilisation(self) -> NDArray[np.float64]:
+        """Share of a GPU's time that it computes when alone; meaningful once it has run alone for a while."""
+        return self._all["utilisation"][self.rows]
+
+    @cached_property
+    def run_from_s(self) -> NDArray[np.float64]:
+        """When this hold's work began, or will begin (GPUs not clear yet, restoring); infinite while it waits."""
+        return self._all["run_from_s"][self.rows]
+
+    @cached_property
+    def speed(self) -> NDArray[np.float64]:
+        """Measured: work per running second now, 1 at its best placement on an idle cluster; 0 while it waits."""
+        return np.where(self.running, self._all["speed"][self.rows], 0.0)
+
+    @cached_property
+    def _paced_for_s(self) -> NDArray[np.float64]:
+        return np.where(self.running, np.maximum(self._now_s - self._all["paced_s"][self.rows], 0.0), 0.0)
+
+    @cached_property
+    def ran_s(self) -> NDArray[np.float64]:
+        """All its running time, promotions or not."""
+        return self._all["executed_s"][self.rows] + self._running_s
+
+    @cached_property
+    def progress_s(self) -> NDArray[np.float64]:
+        """Measured: work done so far, in seconds at full speed."""
+        return self._all["progress_s"][self.rows] + self._paced_for_s * self._all["speed"][self.rows]
+
+    @cached_property
+    def talked_s(self) -> NDArray[np.float64]:
+        """Measured: running time that went into communication which compute did not hide."""
+        return self._all["talked_s"][self.rows] + self._paced_for_s * self._all["talk_share"][self.rows]
+
+    def speed_in(self, tier: int) -> NDArray[np.float64]:
+        """Profiled: its speed on as few nodes as possible inside this tier, undisturbed; 0 where it cannot fit."""
+        self._only_with(PROFILES, "speed_in()")
+        assert self._tier_speeds is not None
+        return self._tier_speeds[self.rows, tier]
+
+    @cached_property
     def skew(self) -> NDArray[np.float64]:
         """Share of the model's largest tensor, 0 where the model is unknown."""
         return self._all["skew"][self.rows]
@@ -133,13 +238,14 @@ class JobsView:
     def remaining_s(self) -> NDArray[np.float64]:
         """Oracle: seconds of running at full speed that the job still needs."""
         self._only_with(DURATIONS, "remaining_s")
-        return self._all["left_s"][self.rows] - self._running_s * self._all["speed"][self.rows]
+        return self._all["left_s"][self.rows] - self._paced_for_s * self._all["speed"][self.rows]
 
     def _only_with(self, need: str, column: str) -> None:
         if need not in self._needs:
+            why = "if it is meant to be an oracle" if need == DURATIONS else "to be shown it"
             raise HiddenFromPolicy(
                 f"view.jobs.{column} is hidden: the policy does not declare that it needs '{need}'.",
-                hint=f'Write needs = frozenset({{"{need}"}}) in the policy\'s class if it is meant to be an oracle.',
+                hint=f'Write needs = frozenset({{"{need}"}}) in the policy\'s class {why}.',
             )
 
 
@@ -158,6 +264,7 @@ class View:
     _gang_classes: int
     finished_gpu_s: NDArray[np.float64]  # service of finished jobs, in order of finish; empty unless declared
     memory: object = None  # what the policy's last Decision asked to remember
+    tenants: tuple[str, ...] = ("",)  # names, by the numbers in `jobs.tenant`
 
     @property
     def quotas(self) -> NDArray[np.int64]:

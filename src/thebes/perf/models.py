@@ -21,12 +21,16 @@ SKEWED_ABOVE = 0.3
 # A checkpoint holds the weights and the optimiser's two moments.
 STATE_PER_WEIGHT = 3
 UNKNOWN_STATE_GIB = 1.0
+UNKNOWN_MEMORY_GIB = 4.0
+UNKNOWN_UTILISATION = 0.8
 
 
 @dataclass(frozen=True)
 class Model:
     name: str
     tensors_mib: tuple[float, ...]
+    memory_gib: float = UNKNOWN_MEMORY_GIB  # peak, on each GPU
+    utilisation: float = UNKNOWN_UTILISATION  # share of a GPU's time that it computes when alone
 
     @property
     def skew(self) -> float:

@@ -50,6 +50,8 @@ def fill(
     if not preempt:
         state[view.jobs.running] = HOLDS
     holders = view.jobs.rows[state == HOLDS]
+    widths = view._table.jobs["width"][holders]
+    resized = bool((widths != view._table.jobs["gpus"][holders]).any())
     return Decision(
         rows=holders,
         gpus=_collect(view._table.jobs, sketch.slots, holders),
@@ -58,6 +60,7 @@ def fill(
         promote=np.zeros(0, dtype=np.int64) if promote is None else promote,
         queues=queues,
         memory=memory,
+        counts=widths if resized else None,
     )
 
 
@@ -94,12 +97,12 @@ def collect(jobs: Records, slots: NDArray[np.int64], rows: NDArray[np.int64]) ->
     """The GPUs of these jobs, one after the other."""
     total = 0
     for row in rows:
-        total += jobs[row].gpus
+        total += jobs[row].width
     gpus = np.empty(total, dtype=np.int64)
     at = 0
     for row in rows:
         first = jobs[row].first_slot
-        for i in range(jobs[row].gpus):
+        for i in range(jobs[row].width):
             gpus[at] = slots[first + i]
             at += 1
     return gpus
@@ -154,17 +157,17 @@ def try_to_place(table: JobTable, m: Machine, strategy: Strategy, budget: NDArra
 @inner
 def within_quota(table: JobTable, row: int) -> bool:
     """Whether the job's tenant may have its GPUs, beside what it was given so far in this decision."""
-    return table.quotas[table.jobs[row].tenant] >= table.jobs[row].gpus
+    return table.quotas[table.jobs[row].tenant] >= table.jobs[row].width
 
 
 @inner
 def charge_quota(table: JobTable, row: int) -> None:
-    table.quotas[table.jobs[row].tenant] -= table.jobs[row].gpus
+    table.quotas[table.jobs[row].tenant] -= table.jobs[row].width
 
 
 @inner
 def refund_quota(table: JobTable, row: int) -> None:
-    table.quotas[table.jobs[row].tenant] += table.jobs[row].gpus
+    table.quotas[table.jobs[row].tenant] += table.jobs[row].width
 
 
 @inner
@@ -188,9 +191,9 @@ def save_victims(table: JobTable, m: Machine, victims: NDArray[np.int64], unplac
         spare += m.kinds[kind].free
     for i in range(victims.size):
         row = victims[i]
-        if row >= 0 and table.jobs[row].gpus <= spare and within_quota(table, row) and keep_if_free(table, m, row):
+        if row >= 0 and table.jobs[row].width <= spare and within_quota(table, row) and keep_if_free(table, m, row):
             charge_quota(table, row)
-            spare -= table.jobs[row].gpus
+            spare -= table.jobs[row].width
             victims[i] = -1
 
 
@@ -251,8 +254,8 @@ def _choose(
     for i in range(rows.size):
         job = table.jobs[rows[i]]
         if job.phase == HELD:
-            if budget[job.node_kind] >= job.gpus and not blocked and within_quota(table, rows[i]):
-                budget[job.node_kind] -= job.gpus
+            if budget[job.node_kind] >= job.width and not blocked and within_quota(table, rows[i]):
+                budget[job.node_kind] -= job.width
                 charge_quota(table, rows[i])
                 fate[i] = HOLDS
             else:
@@ -324,7 +327,7 @@ def _settle(
             victim += 1
             if not saved and refused and within_quota(table, rows[i]) and keep_if_free(table, m, rows[i]):
                 charge_quota(table, rows[i])
-                budget[table.jobs[rows[i]].node_kind] -= table.jobs[rows[i]].gpus
+                budget[table.jobs[rows[i]].node_kind] -= table.jobs[rows[i]].width
                 saved = True
             fate[i] = HOLDS if saved else (NO_GPUS if within_quota(table, rows[i]) else OVER_QUOTA)
         elif (fate[i] == NO_GPUS or fate[i] == OVER_QUOTA) and refused and within_quota(table, rows[i]):

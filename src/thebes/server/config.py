@@ -135,7 +135,7 @@ def _corrupted(path: Path, fault: str) -> UserError:
 def live_policy(config: Config) -> tuple[Policy, Placement]:
     """The policy and the placement of a live cluster; those that need to know durations are refused."""
     from thebes.model.parameters import configure
-    from thebes.model.view import DURATIONS
+    from thebes.model.view import DURATIONS, PROFILES
     from thebes.placement import find as find_placement
     from thebes.policy import find as find_policy
 
@@ -145,6 +145,16 @@ def live_policy(config: Config) -> tuple[Policy, Placement]:
         raise UserError(
             f"policy {label} needs to know how long each job will run, which nobody knows on a live cluster",
             hint="`thebes policies` tells what each needs; tiresias-l, las and fifo need nothing",
+        )
+    if PROFILES in kind.needs:
+        raise UserError(
+            f"policy {label} needs profiles of the models, which a live cluster does not have yet",
+            hint="`thebes policies` tells what each needs; tiresias-l, las and fifo need nothing",
+        )
+    if kind.shares:
+        raise UserError(
+            f"policy {label} shares GPUs by itself, which the engines do not carry out yet",
+            hint="tiresias-l with `thebes up --packing` packs jobs on top of the policy",
         )
     own: dict[str, str] = {}
     of_placement: dict[str, str] = {}

@@ -22,13 +22,13 @@ import numpy.typing as npt
 
 from thebes.model.cluster import Cluster, NodeKind, build
 from thebes.model.compiled import plain
-from thebes.model.decision import FAULTS, HOLDS, NO_GPUS, REASONS, Decision, diff, faults
+from thebes.model.decision import FAULTS, HOLDS, NO_GPUS, REASONS, Decision, diff, fault_in, workspace_for
 from thebes.model.errors import UserError
 from thebes.model.jobs import FINISHED, HELD, JOB, NEVER, NO_QUOTA, WAITING, JobTable
 from thebes.model.machine import BLOCKED, copy_of, machine_of, occupy, release, set_free
 from thebes.model.view import DISTRIBUTION, JobsView, Sketch, View
 from thebes.node.packing import Rules
-from thebes.perf.models import BALANCED, UNKNOWN_STATE_GIB, catalogue
+from thebes.perf.models import BALANCED, UNKNOWN_MEMORY_GIB, UNKNOWN_STATE_GIB, UNKNOWN_UTILISATION, catalogue
 from thebes.placement import Placement
 from thebes.placement.strategies import SKEW
 from thebes.policy.base import Policy
@@ -306,8 +306,7 @@ class Ledger:
         label = self.policy.label
         if not isinstance(decision, Decision):
             raise UserError(f"policy {label}: decide returned {type(decision).__name__}, not a Decision")
-        taken = np.zeros(len(self.machine.gpus), dtype=np.bool_)
-        fault, row = faults(self.table, self.machine, decision.rows, decision.gpus, taken)
+        fault, row = fault_in(self.table, self.machine, decision, workspace_for(self.machine))
         if fault:
             who = f" (job {self.ids[row]})" if 0 <= row < len(self.ids) else ""
             raise UserError(
@@ -344,8 +343,11 @@ class Ledger:
         record["model_class"] = model.model_class if model else BALANCED
         record["priority"], record["tenant"] = e.get("priority", 0), self._tenant(e["tenant"])
         record["suspend_s"], record["resume_s"] = e.get("suspend_s", 0.0), e.get("resume_s", 0.0)
-        record["first_slot"], record["speed"] = self.slots_used, 1.0
-        record["first_start_s"] = record["run_from_s"] = record["finish_s"] = NEVER
+        record["min_gpus"] = record["max_gpus"] = record["width"] = e["gpus"]
+        record["memory_gib"] = model.memory_gib if model else UNKNOWN_MEMORY_GIB
+        record["utilisation"] = model.utilisation if model else UNKNOWN_UTILISATION
+        record["first_slot"], record["speed"], record["share"] = self.slots_used, 1.0, 1.0
+        record["first_start_s"] = record["run_from_s"] = record["paced_s"] = record["finish_s"] = NEVER
         record["saved_s"] = -NEVER
         record["phase"], record["since_s"], record["queue_since_s"] = WAITING, e["t"], e["t"]
         jobs[row] = record
@@ -656,6 +658,10 @@ class Ledger:
         for name in JOB.names or ():
             if name in (stored.dtype.names or ()):
                 jobs[name][:count] = stored[name]
+        if "width" not in (stored.dtype.names or ()):  # written before jobs could share GPUs or change their number
+            for name in ("min_gpus", "max_gpus", "width"):
+                jobs[name][:count] = stored["gpus"]
+            jobs["share"][:count], jobs["paced_s"][:count] = 1.0, NEVER
         slots = np.frombuffer(_unpacked(body["slots"]), dtype=np.int64)
         ledger.slots_used = len(slots)
         ledger.tenants = list(body["tenants"])

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from thebes.model.errors import UserError, nearest
 from thebes.model.parameters import configure, parameters_of
 from thebes.perf import find as find_perf
+from thebes.perf.contention import Contention
+from thebes.perf.interference import Interference
 from thebes.placement import find as find_placement
 from thebes.policy import Policy
 from thebes.policy import find as find_policy
 from thebes.sim.costs import Costs
-from thebes.sim.simulate import Options, default_placement
-
-PREFIXES = ("placement", "perf", "cost")
+from thebes.sim.simulate import PREFIXES, Options, default_placement
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ def choose(
     *,
     placement: str | None = None,
     perf: str = "tiers",
+    contention: bool = False,
     seed: int = 0,
     limit: int | None = None,
     skip_oversize: bool = False,
@@ -84,6 +85,10 @@ def choose(
         placement=configure(where, of("placement"), what=f"placement {where.name}"),
         perf=configure(speed, of("perf"), what=f"performance model {perf}"),
         costs=configure(Costs, of("cost"), what="the cost model"),
+        contention=configure(
+            Contention, {"on": str(contention).lower()} | of("contention"), what="the contention model"
+        ),
+        interference=configure(Interference, of("interference"), what="the interference model"),
         seed=seed,
         limit=limit,
         skip_oversize=skip_oversize,

@@ -44,6 +44,7 @@ from thebes.sim.world import (
     most_events,
     promote,
     set_queue,
+    settle_neighbours,
     step_timeline,
     submit,
     suspend,
@@ -145,6 +146,9 @@ def run(w: World, mem: Memory, rule: Rule, d: Distribution, instants: int) -> in
         if clock.waiting > 0:
             _decide(w, mem, rule, d)
             clock.decisions += 1
+        for i in range(settle_neighbours(w)):
+            if jobs[w.neighbours.touched[i]].phase == HELD:
+                _watch(w, mem, rule, w.neighbours.touched[i])
         step_timeline(w)
         if mem.checks:
             fault, row = check_world(w)

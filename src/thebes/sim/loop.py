@@ -13,27 +13,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
-from thebes.model.compiled import compiled, entry, plain
-from thebes.model.decision import FAULTS, Decision, diff, faults
+from thebes.model.compiled import compiled, entry, inner, plain
+from thebes.model.decision import FAULTS, Decision, counts_of, diff, fault_in, shares_of, workspace_for
 from thebes.model.errors import UserError
-from thebes.model.jobs import NEVER, WAITING, gpus_of
-from thebes.model.machine import copy_of, occupy, release
-from thebes.model.view import DISTRIBUTION, JobsView, Sketch, View
+from thebes.model.jobs import HELD, NEVER, WAITING
+from thebes.model.machine import copy_of
+from thebes.model.view import DISTRIBUTION, PROFILES, JobsView, Sketch, View
 from thebes.policy.base import Policy
 from thebes.sim.calendar import Calendar, calendar_for, next_event_s, schedule
+from thebes.sim.neighbours import charge_pace, touch
 from thebes.sim.profiler import REFIT_EVERY, refit_pack_limit
 from thebes.sim.world import (
     World,
     arrive,
     begin,
+    checkpoint_every_s,
     depart,
     finish,
+    free_slots,
     most_events,
     promote,
     set_queue,
+    settle_neighbours,
     step_timeline,
     submit,
     suspend,
+    take_slots,
 )
 
 # Why `advance` came back.
@@ -67,6 +72,7 @@ def advance(w: World, calendar: Calendar, alive: Alive, wake_s: float) -> int:
         for i in range(at, alive.size[0] - 1):
             alive.rows[i] = alive.rows[i + 1]
         alive.size[0] -= 1
+    _reschedule_touched(w, calendar)
     while clock.arrived < jobs.size and jobs[clock.arrived].submit_s <= now_s:
         alive.rows[alive.size[0]] = clock.arrived
         alive.size[0] += 1
@@ -74,11 +80,21 @@ def advance(w: World, calendar: Calendar, alive: Alive, wake_s: float) -> int:
     return ASK
 
 
+@inner
+def _reschedule_touched(w: World, calendar: Calendar) -> None:
+    for i in range(settle_neighbours(w)):
+        row = w.neighbours.touched[i]
+        if w.table.jobs[row].phase == HELD:
+            schedule(calendar, row, w.table.jobs[row].finish_s)
+
+
 @compiled
 def carry_out(
     w: World,
     calendar: Calendar,
     rows: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    shares: NDArray[np.float64],
     gpus: NDArray[np.int64],
     suspended: NDArray[np.int64],
     started: NDArray[np.int64],
@@ -87,24 +103,37 @@ def carry_out(
     promoted: NDArray[np.int64],
 ) -> None:
     """Do what a sound Decision asks for. `started` and `migrated` are positions in `rows`."""
+    jobs, slots, now_s = w.table.jobs, w.table.slots, w.clock[0].now_s
     for row in promoted:
         promote(w, row)
     for row in suspended:
-        release(w.machine, gpus_of(w.table, row))
+        free_slots(w, row)
         suspend(w, row)
         schedule(calendar, row, NEVER)
+    if w.neighbours.law[0].shares:
+        for i in range(rows.size):
+            job = jobs[rows[i]]
+            if job.phase == HELD and job.share != shares[i]:
+                charge_pace(job, now_s, checkpoint_every_s(w))
+                touch(w.neighbours, jobs, rows[i])
+            job.share = shares[i]
     for i in migrated:
         depart(w, rows[i])
     for i in migrated:
-        gpus_of(w.table, rows[i])[:] = gpus[offset[i] : offset[i] + w.table.jobs[rows[i]].gpus]
-        arrive(w, rows[i])
-        schedule(calendar, rows[i], w.table.jobs[rows[i]].finish_s)
+        job = jobs[rows[i]]
+        resized = job.width != counts[i]
+        job.width = counts[i]
+        slots[job.first_slot : job.first_slot + job.width] = gpus[offset[i] : offset[i] + counts[i]]
+        arrive(w, rows[i], resized)
+        schedule(calendar, rows[i], job.finish_s)
     for i in started:
-        row = rows[i]
-        gpus_of(w.table, row)[:] = gpus[offset[i] : offset[i] + w.table.jobs[row].gpus]
-        occupy(w.machine, row, gpus_of(w.table, row))
-        begin(w, row)
-        schedule(calendar, row, w.table.jobs[row].finish_s)
+        job = jobs[rows[i]]
+        job.width = counts[i]
+        slots[job.first_slot : job.first_slot + job.width] = gpus[offset[i] : offset[i] + counts[i]]
+        take_slots(w, rows[i])
+        begin(w, rows[i])
+        schedule(calendar, rows[i], job.finish_s)
+    _reschedule_touched(w, calendar)
     w.clock[0].decisions += 1
 
 
@@ -115,23 +144,34 @@ def note_queues(w: World, rows: NDArray[np.int64], queues: NDArray[np.int64]) ->
 
 
 _advance, _carry_out, _step_timeline = entry(advance), entry(carry_out), entry(step_timeline)
-_faults, _note_queues = entry(faults), entry(note_queues)
+_note_queues = entry(note_queues)
 
 
 class Loop:
     """One simulation under one policy; `run` goes on until done or for so many instants."""
 
-    def __init__(self, world: World, cluster: Cluster, policy: Policy, *, checks: bool) -> None:
+    def __init__(
+        self,
+        world: World,
+        cluster: Cluster,
+        policy: Policy,
+        *,
+        checks: bool,
+        tenants: tuple[str, ...] = ("",),
+        tier_speeds: NDArray[np.float64] | None = None,
+    ) -> None:
         count = len(world.table.jobs)
         self.world = world
         self.cluster = cluster
         self.policy = policy
         self.checks = checks
+        self.tenants = tenants
+        self.tier_speeds = tier_speeds if PROFILES in policy.needs else None
         self.calendar = calendar_for(world.table.jobs)
         self.alive = Alive(np.zeros(count, dtype=np.int64), np.zeros(1, dtype=np.int64))
         self.sketch = Sketch(copy_of(world.machine), world.table.slots.copy(), np.zeros(count, dtype=np.bool_))
         self.gang_classes = int(world.table.jobs["gang_class"].max()) + 1
-        self.taken = np.zeros(len(world.machine.gpus), dtype=np.bool_)
+        self.room = workspace_for(world.machine)
         self.wake_s = NEVER
         self.memory: object = None
         self.refit_at = REFIT_EVERY
@@ -161,7 +201,7 @@ class Loop:
         return View(
             now_s=now_s,
             cluster=self.cluster,
-            jobs=JobsView(world.table, rows, now_s, needs),
+            jobs=JobsView(world.table, rows, now_s, needs, self.tier_speeds),
             machine=world.machine,
             _table=world.table,
             _sketch=self.sketch,
@@ -169,6 +209,7 @@ class Loop:
             _gang_classes=self.gang_classes,
             finished_gpu_s=world.services[: world.clock["finished"][0] if DISTRIBUTION in needs else 0],
             memory=self.memory,
+            tenants=self.tenants,
         )
 
     def _decide(self) -> None:
@@ -186,6 +227,8 @@ class Loop:
             self.world,
             self.calendar,
             decision.rows,
+            counts_of(self.world.table, decision),
+            shares_of(decision),
             decision.gpus,
             actions.suspend,
             actions.start,
@@ -204,7 +247,12 @@ class Loop:
                 f"policy {self.policy.label}: decide returned {type(decision).__name__}, not a Decision",
                 hint="end it with `return thebes.fill(view, order)`",
             )
-        fault, row = _faults(self.world.table, self.world.machine, decision.rows, decision.gpus, self.taken)
+        fault, row = fault_in(self.world.table, self.world.machine, decision, self.room)
+        if not fault and decision.shares is not None and not self.policy.shares and (decision.shares < 1).any():
+            raise UserError(
+                f"policy {self.policy.label}: its decision shares GPUs, but the policy does not say that it does",
+                hint="write shares = True in the policy's class",
+            )
         what = f"{FAULTS[fault]} (job row {row})" if fault else self._fault_in_queues(decision, view)
         if what:
             raise UserError(

@@ -13,6 +13,7 @@ from thebes.sim.world import World
 
 REFIT_EVERY = 20
 SLOWED_BELOW = 0.95  # a spread-out gang that runs slower than this should have been consolidated
+ROUNDING = 1e-9  # 1 / (1 / 0.95) may come out below 0.95
 
 
 def refit_pack_limit(world: World, refit_at: int) -> int:
@@ -32,7 +33,7 @@ def learned_pack_limit(skew: NDArray[np.float64], speed: NDArray[np.float64]) ->
     everything was; between equally good cuts the lowest, which consolidates more.
     """
     order = np.argsort(skew, kind="stable")
-    skews, slowed = skew[order], speed[order] < SLOWED_BELOW
+    skews, slowed = skew[order], speed[order] < SLOWED_BELOW - ROUNDING
     wrong = np.concatenate(([0], np.cumsum(slowed))) + np.concatenate((np.cumsum(~slowed[::-1])[::-1], [0]))
     cuts = np.concatenate(([-1.0], 0.5 * (skews[1:] + skews[:-1]), [np.inf]))
     possible = np.concatenate(([True], skews[1:] > skews[:-1], [True]))

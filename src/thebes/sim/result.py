@@ -12,8 +12,8 @@ from thebes.model.errors import UserError
 from thebes.model.trace import Trace
 
 # The frame holds event kinds as an Enum of these words. At one instant they are written in the order finish, demote and
-# promote, submit, suspend, then start, resume and migrate.
-EVENT_KINDS = ("finish", "submit", "demote", "promote", "suspend", "start", "resume", "migrate")
+# promote, submit, suspend, then start, resume, migrate and resize.
+EVENT_KINDS = ("finish", "submit", "demote", "promote", "suspend", "start", "resume", "migrate", "resize")
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,13 @@ class Result:
     """The outcome of one policy on one trace.
 
     `jobs`, a row per job in trace order:
-        job_id, user, vc, model (String or null), gpus (Float64), submit_s, duration_s, first_start_s, finish_s, jct_s,
+        job_id, user, vc, model (String or null), tenant (String: vc, else user), gpus (Float64), submit_s, duration_s,
+        first_start_s, finish_s, jct_s,
         queue_delay_s (all waits without GPUs added up), first_wait_s (the wait before the first start),
-        preemptions, promotions, demotions, migrations (Int64), useful_gpu_s, overhead_gpu_s, lost_gpu_s,
-        idle_held_gpu_s (Float64), nodes_last (Int64: nodes of the last placement),
+        preemptions, promotions, demotions, migrations, resizes (Int64), useful_gpu_s, overhead_gpu_s, lost_gpu_s,
+        idle_held_gpu_s (Float64), spread_gpu_s (Float64: the useful part on more nodes than needed),
+        comm_s (Float64: running time in communication that compute does not hide),
+        nodes_last (Int64: nodes of the last placement),
         speed_mean (Float64: work done per running second). Times of a job that did not finish are null.
     `events`, a row per event in time order:
         time_s (Float64), job (UInt32: row in `jobs`), kind (Enum EVENT_KINDS), gpus (Int32),

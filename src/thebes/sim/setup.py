@@ -6,6 +6,7 @@ fit, GPU types that do not exist, fractional GPUs under a policy that does not s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,15 +15,19 @@ from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
 from thebes.model.compiled import Records, plain
-from thebes.model.errors import UserError
+from thebes.model.errors import UserError, nearest
 from thebes.model.jobs import JOB, NEVER, JobTable, without_quotas
 from thebes.model.machine import machine_of
 from thebes.model.trace import Trace
 from thebes.perf import SpeedModel
-from thebes.perf.models import BALANCED, UNKNOWN_STATE_GIB, assign, catalogue
+from thebes.perf.contention import Contention
+from thebes.perf.interference import Interference
+from thebes.perf.models import BALANCED, UNKNOWN_MEMORY_GIB, UNKNOWN_STATE_GIB, UNKNOWN_UTILISATION, Model
+from thebes.perf.profiles import JobProfiles
 from thebes.placement import Placement
 from thebes.placement.strategies import SKEW, max_gang
 from thebes.sim.costs import Costs
+from thebes.sim.neighbours import MAX_SHARERS, NOBODY, Neighbours
 from thebes.sim.world import CLOCK, EVENT, OBSERVATION, STEP, World
 
 TIMELINE_ROOM = 1 << 16
@@ -37,6 +42,10 @@ class Workload:
     gpus: NDArray[np.int64]
     kinds: NDArray[np.int64]  # allowed node kinds, as bits
     models: list[str | None]
+    tenants: tuple[str, ...]
+    tenant: NDArray[np.int64]  # per job, its number among them
+    min_gpus: NDArray[np.int64]
+    max_gpus: NDArray[np.int64]
     notes: tuple[str, ...]
 
 
@@ -44,6 +53,7 @@ def prepare(
     trace: Trace,
     cluster: Cluster,
     placement: Placement,
+    perf: SpeedModel,
     *,
     seed: int,
     limit: int | None = None,
@@ -76,14 +86,66 @@ def prepare(
         jobs, gpus, kinds = jobs.filter(pl.Series(fits)), gpus[fits], kinds[fits]
         if jobs.is_empty():
             raise UserError(f"{trace.name}: no job fits {cluster.describe()}", hint="use a larger cluster")
+    perf.check(cluster)
+    models = _models(jobs, gpus, perf, seed, trace.name, notes)
+    tenants, tenant = _tenants(jobs)
+    min_gpus, max_gpus = _elastic(jobs, gpus, cluster, trace.name)
+    return Workload(jobs, gpus, kinds, models, tenants, tenant, min_gpus, max_gpus, tuple(notes))
+
+
+def _models(
+    jobs: pl.DataFrame, gpus: NDArray[np.int64], perf: SpeedModel, seed: int, name: str, notes: list[str]
+) -> list[str | None]:
+    """What each job trains: as the trace says, or assigned by seed. A model that nobody has profiled is refused."""
     models = jobs["model"].to_list() if "model" in jobs.columns else [None] * len(jobs)
     if not any(models):
-        models = assign(len(jobs), seed)
-        notes.append(f"the trace names no models: assigned by seed {seed} from {len(catalogue())} CNNs")
-    elif unknown := sorted({m for m in models if m and m not in catalogue()}):
+        notes.append(f"the trace names no models: assigned by seed {seed} from {len(perf.models())} known ones")
+        return list(perf.assign(gpus, seed))
+    unknown = sorted({m for m in models if m and m not in perf.models()})
+    refused = [model for model in unknown if not perf.knows(model)]
+    if refused:
+        raise UserError(
+            f"{name}: performance model {perf.name} does not know '{refused[0]}'"
+            + (f" and {len(refused) - 1} other models" if len(refused) > 1 else ""),
+            hint=nearest(refused[0], perf.models()),
+        )
+    if unknown:
         listed = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
         notes.append(f"models without a tensor table are taken as not skewed: {listed}")
-    return Workload(jobs, gpus, kinds, models, tuple(notes))
+    return models
+
+
+def _tenants(jobs: pl.DataFrame) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Organisations: the virtual clusters of the trace, or else its users, or everybody together."""
+    for column in ("vc", "user"):
+        if column in jobs.columns and jobs[column].n_unique() > 1:
+            named = jobs[column].fill_null("")
+            names = tuple(named.unique(maintain_order=True).to_list())
+            number = {name: at for at, name in enumerate(names)}
+            return names, np.array([number[name] for name in named.to_list()], dtype=np.int64)
+    return ("",), np.zeros(len(jobs), dtype=np.int64)
+
+
+def _elastic(
+    jobs: pl.DataFrame, gpus: NDArray[np.int64], cluster: Cluster, name: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many GPUs each job can run on: exactly what it asks for, unless the trace says min_gpus or max_gpus."""
+    bounds: list[NDArray[np.int64]] = []
+    for column, sign in (("min_gpus", 1), ("max_gpus", -1)):
+        if column not in jobs.columns:
+            bounds.append(gpus.copy())
+            continue
+        values = jobs[column].cast(pl.Int64, strict=False)
+        given = values.fill_null(pl.Series(gpus)).to_numpy().astype(np.int64)
+        wrong = np.flatnonzero((given < 1) | (sign * given > sign * gpus))
+        if len(wrong):
+            job, least = jobs["job_id"][int(wrong[0])], "at most" if sign > 0 else "at least"
+            raise UserError(
+                f"{name}: job {job}: {column} = {given[wrong[0]]} with {gpus[wrong[0]]} GPUs asked for",
+                hint=f"{column} is {least} num_gpus; leave it blank for jobs that cannot adapt",
+            )
+        bounds.append(np.minimum(given, cluster.total_gpus))
+    return bounds[0], np.maximum(bounds[1], gpus)
 
 
 def _allowed_kinds(jobs: pl.DataFrame, cluster: Cluster, ignore_gpu_type: bool) -> NDArray[np.int64]:
@@ -141,33 +203,49 @@ def _oversize(
 
 
 def build_world(
-    work: Workload, cluster: Cluster, placement: Placement, perf: SpeedModel, costs: Costs, seed: int
+    work: Workload,
+    cluster: Cluster,
+    placement: Placement,
+    profiles: JobProfiles,
+    costs: Costs,
+    seed: int,
+    *,
+    known: Mapping[str, Model],
+    contention: Contention | None = None,
+    interference: Interference | None = None,
+    shares: bool = False,
 ) -> World:
     """The World at the instant before the first submission."""
     count = len(work.gpus)
     jobs = np.recarray(count, dtype=JOB)
     jobs[:] = np.zeros(count, dtype=JOB)
-    jobs.gpus, jobs.kinds = work.gpus, work.kinds
+    jobs.gpus, jobs.kinds, jobs.width, jobs.share = work.gpus, work.kinds, work.gpus, 1.0
+    jobs.min_gpus, jobs.max_gpus, jobs.tenant = work.min_gpus, work.max_gpus, work.tenant
+    jobs.profile, jobs.full_s = profiles.first_row, profiles.full_s
     jobs.submit_s = work.jobs["submit_time"].to_numpy()
-    jobs["work_s"] = jobs["left_s"] = work.jobs["duration"].to_numpy()
-    _fill_in_models(jobs, work.models)
+    jobs["work_s"] = jobs["left_s"] = jobs["kept_left_s"] = work.jobs["duration"].to_numpy()
+    numbered = _fill_in_models(jobs, work.models, known)
     _fill_in_shape(jobs, cluster)
     jobs["suspend_s"], jobs["resume_s"] = costs.suspend_and_resume_s(jobs["state_gib"])
     jobs.gang_class = _gang_classes(jobs, placement)
-    jobs.first_slot = np.concatenate(([0], np.cumsum(work.gpus)[:-1]))
+    jobs.first_slot = np.concatenate(([0], np.cumsum(work.max_gpus)[:-1]))
     jobs.speed = 1.0
-    for column in ("first_start_s", "run_from_s", "finish_s"):
+    for column in ("first_start_s", "run_from_s", "paced_s", "finish_s"):
         jobs[column] = NEVER
     jobs.saved_s = -NEVER
     clock = np.recarray(1, dtype=CLOCK)
     clock[:] = np.zeros(1, dtype=CLOCK)
     return World(
-        table=JobTable(plain(jobs), np.zeros(int(work.gpus.sum()), dtype=np.int64), without_quotas()),
+        table=JobTable(
+            plain(jobs), np.zeros(int(work.max_gpus.sum()), dtype=np.int64), without_quotas(len(work.tenants))
+        ),
         machine=machine_of(cluster),
         strategy=placement.strategy(seed),
         costs=costs.record(),
         clock=plain(clock),
-        speeds=perf.speeds(),
+        neighbours=_neighbours(
+            cluster, numbered, profiles, contention or Contention(), interference or Interference(), shares, count
+        ),
         log=plain(np.recarray(max(4096, 6 * count), dtype=EVENT)),
         timeline=plain(np.recarray(TIMELINE_ROOM, dtype=STEP)),
         services=np.zeros(count),
@@ -176,15 +254,49 @@ def build_world(
     )
 
 
-def _fill_in_models(jobs: Records, models: list[str | None]) -> None:
-    known = catalogue()
-    distinct = {name: known.get(name) if name else None for name in set(models)}
-    facts = {
-        name: (m.skew, m.state_gib, m.model_class) if m else (0.0, UNKNOWN_STATE_GIB, BALANCED)
-        for name, m in distinct.items()
-    }
-    columns = np.array([facts[name] for name in models])
-    jobs.skew, jobs.state_gib, jobs.model_class = columns[:, 0], columns[:, 1], columns[:, 2].astype(np.int64)
+def _neighbours(
+    cluster: Cluster,
+    models: list[Model | None],
+    profiles: JobProfiles,
+    contention: Contention,
+    interference: Interference,
+    shares: bool,
+    jobs: int,
+) -> Neighbours:
+    node_rate = interference.node_rates(models)
+    rack_nodes = np.bincount(cluster.node_rack).astype(np.int64)
+    return Neighbours(
+        law=contention.law(disturbs=bool((node_rate < 1.0).any()), shares=shares),
+        profiles=profiles.table,
+        node_load=np.zeros(cluster.num_nodes),
+        rack_load=np.zeros(len(rack_nodes)),
+        rack_nodes=rack_nodes,
+        rack_first=np.concatenate(([0], np.cumsum(rack_nodes))),
+        node_rate=node_rate,
+        gpu_rate=interference.gpu_rates(models),
+        occupants=np.full((cluster.total_gpus if shares else 1, MAX_SHARERS), NOBODY, dtype=np.int64),
+        touched=np.zeros(jobs, dtype=np.int64),
+        count=np.zeros(1, dtype=np.int64),
+    )
+
+
+def _fill_in_models(jobs: Records, models: list[str | None], known: Mapping[str, Model]) -> list[Model | None]:
+    """Facts of each job's model; returns the models by the number that jobs know them by."""
+    number = {name: at for at, name in enumerate(dict.fromkeys(models))}
+    distinct = [known.get(name) if name else None for name in number]
+    facts = np.array(
+        [
+            (m.skew, m.state_gib, m.model_class, m.memory_gib, m.utilisation)
+            if m
+            else (0.0, UNKNOWN_STATE_GIB, BALANCED, UNKNOWN_MEMORY_GIB, UNKNOWN_UTILISATION)
+            for m in distinct
+        ]
+    )
+    jobs.model = [number[name] for name in models]
+    mine = facts[jobs.model]
+    jobs.skew, jobs.state_gib, jobs.model_class = mine[:, 0], mine[:, 1], mine[:, 2].astype(np.int64)
+    jobs.memory_gib, jobs.utilisation = mine[:, 3], mine[:, 4]
+    return distinct
 
 
 def _fill_in_shape(jobs: Records, cluster: Cluster) -> None:

@@ -19,6 +19,9 @@ from thebes.model.parameters import parameters_of, show_value
 from thebes.model.trace import Trace
 from thebes.perf import SpeedModel, Tiers
 from thebes.perf import find as find_perf
+from thebes.perf.contention import Contention
+from thebes.perf.interference import Interference
+from thebes.perf.profiles import profiles_for
 from thebes.placement import Consolidate, Count, Placement
 from thebes.placement import find as find_placement
 from thebes.policy import Policy
@@ -37,6 +40,9 @@ from thebes.trace.cluster_file import read_cluster
 # Instants simulated between two looks at the progress bar (and at Ctrl-C).
 STRETCH = 20_000
 
+# Where a setting belongs that is not the policy's: `--set cost.suspend_s=5`.
+PREFIXES = ("placement", "perf", "cost", "contention", "interference")
+
 Progress = Callable[[int, int, float], None]  # jobs finished, jobs in all, simulated seconds
 
 
@@ -47,6 +53,8 @@ class Options:
     placement: Placement = dataclasses.field(default_factory=Consolidate)
     perf: SpeedModel = dataclasses.field(default_factory=Tiers)
     costs: Costs = dataclasses.field(default_factory=Costs)
+    contention: Contention = dataclasses.field(default_factory=Contention)
+    interference: Interference = dataclasses.field(default_factory=Interference)
     seed: int = 0
     limit: int | None = None
     skip_oversize: bool = False
@@ -63,6 +71,8 @@ def simulate(
     placement: Placement | str | None = None,
     perf: SpeedModel | str = "tiers",
     costs: Costs | None = None,
+    contention: Contention | bool = False,
+    interference: Interference | None = None,
     seed: int = 0,
     limit: int | None = None,
     skip_oversize: bool = False,
@@ -82,6 +92,8 @@ def simulate(
         placement=find_placement(placement)() if isinstance(placement, str) else placement or default_placement(chosen),
         perf=find_perf(perf)() if isinstance(perf, str) else perf,
         costs=costs or Costs(),
+        contention=Contention(on=contention) if isinstance(contention, bool) else contention,
+        interference=interference or Interference(),
         seed=seed,
         limit=limit,
         skip_oversize=skip_oversize,
@@ -113,19 +125,35 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
         trace,
         cluster,
         options.placement,
+        options.perf,
         seed=options.seed,
         limit=options.limit,
         skip_oversize=options.skip_oversize,
         ignore_gpu_type=options.ignore_gpu_type,
     )
-    world = build_world(work, cluster, options.placement, options.perf, options.costs, options.seed)
+    profiles = profiles_for(options.perf, cluster, work.models, work.gpus, work.min_gpus, work.max_gpus, work.kinds)
+    world = build_world(
+        work,
+        cluster,
+        options.placement,
+        profiles,
+        options.costs,
+        options.seed,
+        known=options.perf.models(),
+        contention=options.contention,
+        interference=options.interference,
+        shares=policy.shares,
+    )
     if isinstance(policy, PriorityPolicy):
         world.clock["quantum_s"] = policy.rule().quantum_s
     began = time.perf_counter()
     if options.fast and isinstance(policy, PriorityPolicy):
         world = _run_fast(world, policy, options, progress)
     else:
-        world = _run_loop(world, cluster, policy, options, progress)
+        simulation = loop.Loop(
+            world, cluster, policy, checks=options.checks, tenants=work.tenants, tier_speeds=profiles.tier_speeds
+        )
+        world = _run_loop(simulation, policy, options, progress)
     wall_seconds = time.perf_counter() - began
     _refuse_unfinished(world, work, policy, options)
     return _result(trace, cluster, policy, options, work, world, wall_seconds)
@@ -154,8 +182,7 @@ def _run_fast(world: World, policy: PriorityPolicy, options: Options, progress: 
     return world
 
 
-def _run_loop(world: World, cluster: Cluster, policy: Policy, options: Options, progress: Progress | None) -> World:
-    simulation = loop.Loop(world, cluster, policy, checks=options.checks)
+def _run_loop(simulation: loop.Loop, policy: Policy, options: Options, progress: Progress | None) -> World:
     status, watch = loop.ASK, _Livelock(options)
     while status != loop.DONE:
         status = simulation.run(STRETCH // 20)
@@ -244,7 +271,8 @@ def _result(
 def settings_of(policy: Policy, options: Options) -> dict[str, Any]:
     """Every parameter in force, as `--set` would take it: what is needed to repeat the run."""
     settings: dict[str, Any] = {name: show_value(getattr(policy, name)) for name in parameters_of(type(policy))}
-    for prefix, owner in (("placement", options.placement), ("perf", options.perf), ("cost", options.costs)):
+    owners = (options.placement, options.perf, options.costs, options.contention, options.interference)
+    for prefix, owner in zip(PREFIXES, owners, strict=True):
         settings |= {f"{prefix}.{name}": show_value(getattr(owner, name)) for name in parameters_of(type(owner))}
     return settings | {"seed": options.seed}
 
@@ -254,7 +282,9 @@ def _jobs_frame(work: Workload, world: World) -> pl.DataFrame:
     finished = jobs.phase == FINISHED
     ran_s = np.where(jobs.executed_s > 0, jobs.executed_s, 1.0)
     kept = work.jobs.select("job_id", "user", "vc")
+    names = pl.Series(work.tenants)
     return kept.with_columns(
+        names.gather(work.tenant).alias("tenant"),
         pl.Series("model", work.models, dtype=pl.String),
         pl.Series("gpus", jobs.gpus.astype(np.float64)),
         pl.Series("submit_s", jobs.submit_s),
@@ -265,8 +295,11 @@ def _jobs_frame(work: Workload, world: World) -> pl.DataFrame:
         _times("queue_delay_s", jobs.waited_s, finished),
         _times("first_wait_s", jobs.first_start_s - jobs.submit_s, jobs.first_start_s < NEVER),
         *(pl.Series(name, jobs[name].copy()) for name in ("preemptions", "promotions", "demotions", "migrations")),
+        pl.Series("resizes", jobs.resizes.copy()),
         *(pl.Series(name, jobs[name].copy()) for name in ("useful_gpu_s", "overhead_gpu_s", "lost_gpu_s")),
         pl.Series("idle_held_gpu_s", jobs.idle_gpu_s.copy()),
+        pl.Series("spread_gpu_s", jobs.spread_gpu_s.copy()),
+        pl.Series("comm_s", jobs.talked_s.copy()),
         pl.Series("nodes_last", jobs.nodes.copy()),
         pl.Series("speed_mean", np.where(jobs.executed_s > 0, jobs.work_s / ran_s, np.nan)),
     )

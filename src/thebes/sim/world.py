@@ -17,9 +17,10 @@ from thebes.model.jobs import FINISHED, HELD, NEVER, WAITING, JobTable, gpus_of,
 from thebes.model.machine import ZERO, Machine, nodes_spanned, occupy, release, tier_spanned
 from thebes.placement.strategies import Strategy
 from thebes.policy.priority import ticks_until
+from thebes.sim.neighbours import Neighbours, charge_pace, come, go, move_in, move_out, repace
 
 # Event kinds: positions in thebes.sim.result.EVENT_KINDS.
-FINISH, SUBMIT, DEMOTE, PROMOTE, SUSPEND, START, RESUME, MIGRATE = np.arange(8)
+FINISH, SUBMIT, DEMOTE, PROMOTE, SUSPEND, START, RESUME, MIGRATE, RESIZE = np.arange(9)
 
 EVENT = np.dtype(
     [("time_s", np.float64), ("job", np.uint32), ("event", np.int8), ("gpus", np.int32), ("nodes", np.int32)]
@@ -76,7 +77,7 @@ class World(NamedTuple):
     strategy: Strategy
     costs: Records  # one record
     clock: Records  # one record
-    speeds: NDArray[np.float64]  # [model class, tier]
+    neighbours: Neighbours
     log: Records  # EVENT
     timeline: Records  # STEP
     services: NDArray[np.float64]  # GPU-seconds run by each finished job, in order of finish
@@ -91,7 +92,7 @@ def record(w: World, row: int, event: int, nodes: int) -> None:
     entry.time_s = clock.now_s
     entry.job = row
     entry.event = event
-    entry.gpus = w.table.jobs[row].gpus
+    entry.gpus = w.table.jobs[row].width
     entry.nodes = nodes
     clock.logged += 1
     clock.events += 1
@@ -172,19 +173,22 @@ def hold(w: World, row: int) -> None:
         cost_s = costs.resume_s + costs.resume_s_per_gib * job.state_gib
     else:
         cost_s = costs.start_s + costs.start_s_per_gib * job.state_gib
-    tier = tier_spanned(w.machine, gpus)
     job.phase = HELD
     job.since_s = now_s
     job.ready_s = max(gpus_clear_s, job.saved_s)
     job.run_from_s = job.ready_s + cost_s
-    job.speed = w.speeds[job.model_class, tier] / w.speeds[job.model_class, job.best_tier]
-    job.finish_s = job.run_from_s + job.left_s / job.speed
+    job.paced_s = job.run_from_s
+    job.kept_left_s = job.left_s
+    job.tier = tier_spanned(w.machine, gpus)
     job.nodes = nodes_spanned(w.machine, gpus)
     job.node_kind = w.machine.nodes[w.machine.gpus[gpus[0]].node].node_kind
+    come(w.neighbours, w.machine, w.table, row)
+    job.finish_s = job.run_from_s + job.left_s / job.speed
     job.holds += 1
     clock.held += 1
     clock.waiting -= 1
-    clock.busy_gpus += job.gpus
+    if not w.neighbours.law[0].shares:  # where GPUs are shared, `take_slots` counts
+        clock.busy_gpus += job.width
     clock.waiting_gpus -= job.gpus
 
 
@@ -200,15 +204,51 @@ def begin(w: World, row: int) -> None:
 
 
 @inner
+def checkpoint_every_s(w: World) -> float:
+    """Running time between the checkpoints that survive a kill; 0 where state is saved on suspension."""
+    return 0.0 if w.costs[0].saves == 1 else w.costs[0].checkpoint_every_s
+
+
+@inner
+def take_slots(w: World, row: int) -> None:
+    """The machine learns that the job sits on its slots."""
+    if w.neighbours.law[0].shares:
+        w.clock[0].busy_gpus += move_in(w.neighbours, w.machine, w.table, row)
+    else:
+        occupy(w.machine, row, gpus_of(w.table, row))
+
+
+@inner
+def free_slots(w: World, row: int) -> None:
+    """The machine learns that the job has left its slots."""
+    if w.neighbours.law[0].shares:
+        w.clock[0].busy_gpus -= move_out(w.neighbours, w.machine, w.table, row)
+    else:
+        release(w.machine, gpus_of(w.table, row))
+
+
+@inner
+def settle_neighbours(w: World) -> int:
+    """Everybody touched at this instant gets a new speed; returns how many (they stay in `touched`)."""
+    n = w.neighbours
+    for i in range(n.count[0]):
+        repace(n, w.machine, w.table, n.touched[i], w.clock[0].now_s, checkpoint_every_s(w))
+    count = n.count[0]
+    n.count[0] = 0
+    return count
+
+
+@inner
 def _charge_hold(w: World, row: int) -> float:
     """Close the account of this hold; returns the seconds it ran."""
     now_s, job = w.clock[0].now_s, w.table.jobs[row]
     idle_until_s = min(now_s, job.ready_s)
     for gpu in gpus_of(w.table, row):  # the last owner pays until its state is written
-        job.idle_gpu_s += max(0.0, idle_until_s - max(job.since_s, w.machine.gpus[gpu].clear_s))
-    job.overhead_gpu_s += job.gpus * max(0.0, min(now_s, job.run_from_s) - job.ready_s)
+        job.idle_gpu_s += job.share * max(0.0, idle_until_s - max(job.since_s, w.machine.gpus[gpu].clear_s))
+    job.overhead_gpu_s += job.width * job.share * max(0.0, min(now_s, job.run_from_s) - job.ready_s)
     ran_s = running_s(job, now_s)
-    job.useful_gpu_s += job.gpus * ran_s
+    charge_pace(job, now_s, checkpoint_every_s(w))
+    go(w.neighbours, w.machine, w.table, row)
     job.executed_s += ran_s
     job.age_s += ran_s
     return ran_s
@@ -252,11 +292,11 @@ def _vacate(w: World, row: int) -> None:
     else:
         every_s = costs.checkpoint_every_s
         kept_s = np.floor(ran_s / every_s) * every_s if every_s > 0.0 else 0.0
-        lost_gpu_s = job.gpus * (ran_s - kept_s)
+        lost_gpu_s = job.width * job.share * (ran_s - kept_s)
         job.useful_gpu_s -= lost_gpu_s
         job.lost_gpu_s += lost_gpu_s
-    job.left_s -= kept_s * job.speed
-    job.overhead_gpu_s += job.gpus * suspend_s
+        job.left_s = job.kept_left_s
+    job.overhead_gpu_s += job.width * job.share * suspend_s
     for gpu in gpus_of(w.table, row):
         slot = w.machine.gpus[gpu]
         slot.clear_s = max(slot.clear_s, now_s + suspend_s)
@@ -266,7 +306,8 @@ def _vacate(w: World, row: int) -> None:
     job.finish_s = NEVER
     clock.held -= 1
     clock.waiting += 1
-    clock.busy_gpus -= job.gpus
+    if not w.neighbours.law[0].shares:
+        clock.busy_gpus -= job.width
     clock.waiting_gpus += job.gpus
 
 
@@ -276,26 +317,31 @@ def suspend(w: World, row: int) -> None:
     _vacate(w, row)
     w.table.jobs[row].preemptions += 1
     record(w, row, SUSPEND, ZERO)
+    w.table.jobs[row].width = w.table.jobs[row].gpus
 
 
 @inner
 def depart(w: World, row: int) -> None:
     """First half of a migration: suspend the job here, free its GPUs."""
-    release(w.machine, gpus_of(w.table, row))
+    free_slots(w, row)
     _vacate(w, row)
 
 
 @inner
-def arrive(w: World, row: int) -> None:
+def arrive(w: World, row: int, resized: bool) -> None:
     """Second half: resume on its new slots. All departures of a decision come first, so that jobs can swap places."""
     job, costs = w.table.jobs[row], w.costs[0]
-    occupy(w.machine, row, gpus_of(w.table, row))
+    take_slots(w, row)
     hold(w, row)
     transfer_s = costs.migrate_s + costs.migrate_s_per_gib * job.state_gib
     job.run_from_s += transfer_s
+    job.paced_s += transfer_s
     job.finish_s += transfer_s
-    job.migrations += 1
-    record(w, row, MIGRATE, job.nodes)
+    if resized:
+        job.resizes += 1
+    else:
+        job.migrations += 1
+    record(w, row, RESIZE if resized else MIGRATE, job.nodes)
 
 
 @inner
@@ -303,13 +349,14 @@ def finish(w: World, row: int) -> None:
     clock, job = w.clock[0], w.table.jobs[row]
     ran_s = _charge_hold(w, row)
     _observe(w, row, ran_s)
-    release(w.machine, gpus_of(w.table, row))
+    free_slots(w, row)
     w.services[clock.finished] = job.executed_s * job.gpus
     job.left_s = 0.0
     job.phase = FINISHED
     clock.finished += 1
     clock.held -= 1
-    clock.busy_gpus -= job.gpus
+    if not w.neighbours.law[0].shares:
+        clock.busy_gpus -= job.width
     record(w, row, FINISH, ZERO)
 
 

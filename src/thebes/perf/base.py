@@ -1,0 +1,62 @@
+"""What a speed model is: for one model on so many GPUs of one kind, the seconds of one iteration in every shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thebes.model.cluster import Cluster
+from thebes.perf.models import Model, assign, catalogue
+
+
+class Times(NamedTuple):
+    """One iteration of a gang, in seconds, per shape (see thebes.model.profiles)."""
+
+    compute_s: NDArray[np.float64]
+    inner_s: NDArray[np.float64]  # communication inside nodes: nobody else's traffic is there
+    wire_s: NDArray[np.float64]  # communication over the wires between nodes: shared with neighbours
+
+
+@dataclass(frozen=True)
+class SpeedModel:
+    """Base of all speed models; the docstring is what `thebes perf` prints."""
+
+    name: ClassVar[str] = ""
+    # Whether speed 1 is compute alone (as in ArtISt-sim) instead of the best placement on an idle cluster.
+    relative_to_compute: ClassVar[bool] = False
+
+    @property
+    def overlap_gamma(self) -> float:
+        """How well communication hides behind compute: 1 not at all, 10 almost all of the shorter."""
+        return 1.0
+
+    def models(self) -> Mapping[str, Model]:
+        """What can be trained, by name."""
+        return catalogue()
+
+    def assign(self, gpus: NDArray[np.int64], seed: int) -> list[str]:
+        """A model for each job of a trace that names none, by its number of GPUs and the seed."""
+        return assign(len(gpus), seed)
+
+    def check(self, cluster: Cluster) -> None:
+        """Raise a UserError if this cluster does not say what the model has to know of it."""
+
+    def knows(self, model: str) -> bool:
+        """Whether it can say how fast this model runs; an unknown one is refused before the run starts."""
+        return True
+
+    def times(
+        self,
+        cluster: Cluster,
+        kind: int,
+        model: str | None,
+        gpus: int,
+        nodes: NDArray[np.int64],
+        tier: NDArray[np.int64],
+    ) -> Times:
+        """One iteration on `gpus` GPUs of this node kind, for each shape: over `nodes[i]` nodes, spanning `tier[i]`."""
+        raise NotImplementedError

@@ -1,0 +1,138 @@
+"""The table of profiles of one workload on one cluster: the speed model is asked about every gang and shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thebes.model.cluster import TIERS, Cluster
+from thebes.model.profiles import TIER_CLUSTER, TIER_RACK, Profiles, shape_table
+from thebes.perf.base import SpeedModel, Times
+
+
+@dataclass(frozen=True)
+class JobProfiles:
+    """The table, and what each job needs to find its place in it."""
+
+    table: Profiles
+    first_row: NDArray[np.int64]  # per job
+    full_s: NDArray[np.float64]  # per job: the iteration that counts as speed 1
+    tier_speeds: NDArray[np.float64]  # [job, tier]: speed on as few nodes as possible inside that tier, 0: cannot fit
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """How far a gang on one kind of node has to stretch on an idle cluster."""
+
+    group_gpus: int
+    node_gpus: int
+    rack_gpus: int
+    kind_gpus: int
+    nodes: int
+
+    def nodes_in(self, gpus: int, tier: int) -> int:
+        """Fewest nodes inside this tier; 0 where the gang cannot fit."""
+        room = (self.group_gpus, self.node_gpus, self.rack_gpus, self.kind_gpus)[tier]
+        if gpus > room:
+            return 0
+        if tier < TIER_RACK or gpus == 1:
+            return 1
+        needed = max(2, -(-gpus // self.node_gpus))
+        return needed if needed <= self.nodes else 0
+
+
+def _reaches(cluster: Cluster) -> list[_Reach]:
+    reaches: list[_Reach] = []
+    for kind, spec in enumerate(cluster.kinds):
+        here = cluster.node_kind == kind
+        rack_gpus = np.bincount(cluster.node_rack[here], weights=cluster.node_gpus[here]).max()
+        largest = max(spec.groups or (spec.gpus,))
+        reaches.append(_Reach(largest, spec.gpus, int(rack_gpus), int(cluster.kind_gpus[kind]), int(here.sum())))
+    return reaches
+
+
+def iterations(times: Times, gamma: float) -> NDArray[np.float64]:
+    """Seconds per iteration of each shape without neighbours: `thebes.model.profiles.iteration_s` for arrays."""
+    compute_s, talk_s = times.compute_s, times.inner_s + times.wire_s
+    if gamma == 1.0:
+        return compute_s + talk_s
+    long_s, short_s = np.maximum(compute_s, talk_s), np.minimum(compute_s, talk_s)
+    return long_s * (1.0 + (short_s / np.where(long_s > 0, long_s, 1.0)) ** gamma) ** (1.0 / gamma)
+
+
+def profiles_for(
+    perf: SpeedModel,
+    cluster: Cluster,
+    models: list[str | None],
+    gpus: NDArray[np.int64],
+    min_gpus: NDArray[np.int64],
+    max_gpus: NDArray[np.int64],
+    kinds: NDArray[np.int64],
+) -> JobProfiles:
+    """Ask the speed model once for each distinct kind of job."""
+    number = {name: at for at, name in enumerate(dict.fromkeys(models))}
+    keys = (np.array([number[m] for m in models]), gpus, min_gpus, max_gpus, kinds)
+    examples, jobs = _distinct(keys)
+    distinct = np.stack([key[examples] for key in keys], axis=1)
+    names, reaches = list(number), _reaches(cluster)
+    parts: list[Times] = []
+    sizes: list[int] = []
+    first_row, full_s = np.zeros(len(distinct), dtype=np.int64), np.zeros(len(distinct))
+    tier_speeds = np.zeros((len(distinct), len(TIERS)))
+    for at, (model, asked, least, most, allowed) in enumerate(distinct.tolist()):
+        first_row[at] = len(sizes)
+        here: dict[int, Times] = {}
+        for count in range(least, most + 1):
+            for kind, reach in enumerate(reaches):
+                nodes, tier = shape_table(min(count, reach.nodes))
+                silent = np.zeros(len(nodes))
+                times = Times(np.ones(len(nodes)), silent, silent)
+                if (allowed >> kind) & 1:
+                    times = perf.times(cluster, kind, names[model], count, nodes, tier)
+                    if count == asked:
+                        here[kind] = times
+                parts.append(times)
+                sizes.append(len(nodes))
+        full_s[at], tier_speeds[at] = _references(perf, here, asked, reaches)
+    table = Profiles(
+        first=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
+        compute_s=np.concatenate([p.compute_s for p in parts]),
+        inner_s=np.concatenate([p.inner_s for p in parts]),
+        wire_s=np.concatenate([p.wire_s for p in parts]),
+        gamma=np.array([perf.overlap_gamma]),
+    )
+    return JobProfiles(table, first_row[jobs], full_s[jobs], tier_speeds[jobs])
+
+
+def _distinct(keys: tuple[NDArray[np.int64], ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """One job of each distinct combination, and the number of each job's combination."""
+    code = np.zeros(len(keys[0]), dtype=np.int64)
+    for key in keys:  # one column at a time: much faster than sorting whole rows of a million jobs
+        values, number = np.unique(key, return_inverse=True)
+        code = np.unique(code * len(values) + number.ravel(), return_inverse=True)[1].ravel()
+    _, examples, of_job = np.unique(code, return_index=True, return_inverse=True)
+    return examples, of_job.ravel()
+
+
+def _references(
+    perf: SpeedModel, times: dict[int, Times], gpus: int, reaches: list[_Reach]
+) -> tuple[float, NDArray[np.float64]]:
+    """The iteration that counts as speed 1, and the speed in each tier, on the fastest kind that will do."""
+    tier_s = np.full(len(TIERS), np.inf)
+    full_s = np.inf
+    for kind, here in times.items():
+        seconds = iterations(here, perf.overlap_gamma)
+        best = None
+        for tier in range(len(TIERS)):
+            nodes = reaches[kind].nodes_in(gpus, tier)
+            if nodes == 0:
+                continue
+            shape = min(tier, 1) if nodes == 1 else 2 * (nodes - 1) + (tier == TIER_CLUSTER)
+            shape = 0 if gpus == 1 else shape
+            tier_s[tier] = min(tier_s[tier], seconds[shape])
+            best = shape if best is None else best
+        if best is not None:
+            full_s = min(full_s, float((here.compute_s if perf.relative_to_compute else seconds)[best]))
+    return full_s, np.where(np.isfinite(tier_s), full_s / tier_s, 0.0)
