@@ -64,12 +64,12 @@ def place(
     else:
         placed = _random(m, s.seed, job, attempt, kind, gpus, out)
     if placed:
-        _sort(out[:gpus])
+        sort_gpus(out[:gpus])
     return placed
 
 
 @inner
-def _sort(values: NDArray[np.int64]) -> None:
+def sort_gpus(values: NDArray[np.int64]) -> None:
     """Insertion sort: strategies write nearly sorted runs, and most gangs are small."""
     for i in range(1, values.size):
         value, j = values[i], i - 1
@@ -169,28 +169,28 @@ def _fewest_nodes(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.in
         if m.level_nodes[kind, level] > 0:
             take(m, job, next_node(m, kind, level, ZERO), gpus, out, ZERO)
             return True
-    needed = _nodes_needed(m.level_nodes[kind], gpus, size)
+    needed = nodes_needed(m.level_nodes[kind], gpus, size)
     if strict and needed > -(-gpus // size):
         return False
     rack = NONE
     if m.rack_free.shape[0] > 1:
         for candidate in range(m.rack_free.shape[0]):
             free = m.rack_free[candidate, kind]
-            fits = free >= gpus and _nodes_needed(m.rack_level[candidate, kind], gpus, size) == needed
+            fits = free >= gpus and nodes_needed(m.rack_level[candidate, kind], gpus, size) == needed
             if fits and (rack < 0 or free < m.rack_free[rack, kind]):
                 rack = candidate
     at = ZERO
     while at < gpus:
         rest = gpus - at
-        node = _fullest_that_holds(m, kind, rest, size, rack)
+        node = fullest_that_holds(m, kind, rest, size, rack)
         if node < 0:
-            node = _emptiest(m, kind, size, rack)
+            node = emptiest(m, kind, size, rack)
         at = take(m, job, node, min(rest, m.nodes[node].free), out, at)
     return True
 
 
 @inner
-def _nodes_needed(level_nodes: NDArray[np.int64], gpus: int, size: int) -> int:
+def nodes_needed(level_nodes: NDArray[np.int64], gpus: int, size: int) -> int:
     """Nodes that `gpus` GPUs take when the emptiest nodes are used first."""
     needed, rest = 0, gpus
     for level in range(size, 0, -1):
@@ -210,7 +210,7 @@ def _pick(m: Machine, kind: int, level: int, rack: int) -> int:
 
 
 @inner
-def _fullest_that_holds(m: Machine, kind: int, gpus: int, size: int, rack: int) -> int:
+def fullest_that_holds(m: Machine, kind: int, gpus: int, size: int, rack: int) -> int:
     for level in range(gpus, size + 1):
         node = _pick(m, kind, level, rack)
         if node >= 0:
@@ -219,7 +219,7 @@ def _fullest_that_holds(m: Machine, kind: int, gpus: int, size: int, rack: int) 
 
 
 @inner
-def _emptiest(m: Machine, kind: int, size: int, rack: int) -> int:
+def emptiest(m: Machine, kind: int, size: int, rack: int) -> int:
     for level in range(size, 0, -1):
         node = _pick(m, kind, level, rack)
         if node >= 0:
@@ -241,7 +241,7 @@ def _fill_fragments(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.
             level += 1
         node = next_node(m, kind, level, ZERO) if level < rest else NONE
         if node < 0:
-            node = _fullest_that_holds(m, kind, rest, size, NONE)
+            node = fullest_that_holds(m, kind, rest, size, NONE)
         at = take(m, job, node, min(rest, m.nodes[node].free), out, at)
     return True
 
