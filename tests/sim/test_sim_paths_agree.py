@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from thebes import simulate
 from thebes.model.cluster import from_short_form
 from thebes.model.trace import Trace
+from thebes.perf.contention import Contention
+from thebes.perf.interference import Interference
 from thebes.placement import Skew, registry
 from thebes.policy import find
 from thebes.policy.priority import PriorityPolicy
@@ -59,11 +61,19 @@ def told(result: Result) -> list[tuple[object, ...]]:
     return events.sort("time_s", "job", "kind", maintain_order=True).rows()
 
 
-def paths_agree(trace: Trace, cluster: str, policy: PriorityPolicy, placement: str, costs: Costs) -> None:
+def paths_agree(
+    trace: Trace,
+    cluster: str,
+    policy: PriorityPolicy,
+    placement: str,
+    costs: Costs,
+    contention: Contention | None = None,
+    interference: Interference | None = None,
+) -> None:
     runs = [
         simulate(
             trace, CLUSTERS[cluster], policy, placement=PLACEMENTS[placement], costs=costs, seed=3,
-            skip_oversize=True, fast=fast,
+            skip_oversize=True, fast=fast, contention=contention or False, interference=interference,
         )
         for fast in (True, False)
     ]  # fmt: skip
@@ -86,6 +96,22 @@ def test_both_paths_tell_the_same_story(policy: str, trace: Trace, cluster: str,
         # Asked once more (see `wake_after`), the general path may find room elsewhere for a job that it displaced.
         costs = "free"
     paths_agree(trace, cluster, POLICIES[policy], placement, COSTS[costs])
+
+
+@pytest.mark.parametrize("policy", ["fifo", "srtf", "las", "tiresias-l"])
+@given(
+    trace=workloads(most_gpus=4),
+    placement=st.sampled_from(["relaxed", "random"]),
+    costs=st.sampled_from(sorted(COSTS)),
+    node_loss=st.sampled_from([0.0, 0.1]),
+)
+@effort(25)
+def test_both_paths_agree_where_neighbours_slow_each_other_down(
+    policy: str, trace: Trace, placement: str, costs: str, node_loss: float
+) -> None:
+    """With full overlap loads are whole numbers; expected ones are sums whose last digit depends on who came first."""
+    law = Contention(on=True, oversubscription=2.0)
+    paths_agree(trace, "2x2x2", POLICIES[policy], placement, COSTS[costs], law, Interference(node_loss=node_loss))
 
 
 @pytest.mark.parametrize("policy", sorted(ONLY_FREE))
