@@ -18,9 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.errors import UserError, nearest
-
-# How far apart the GPUs of one job sit, nearest first: the unit of every distance in Thebes.
-TIERS = ("group", "node", "rack", "cluster")
+from thebes.model.links import TIERS, Link, check_links, preset
 
 MAX_GPUS = 10_000_000
 MAX_KINDS = 62  # allowed kinds are the bits of one integer
@@ -36,14 +34,6 @@ class NodeKind:
     groups: tuple[int, ...] = ()
     cpus: int | None = None
     memory_gib: float | None = None
-
-
-@dataclass(frozen=True)
-class Link:
-    """The network inside one tier."""
-
-    bandwidth_gbps: float | None = None
-    latency_us: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +184,7 @@ def from_tiresias_csv(text: str, name: str) -> Cluster:
 
 _TOP_KEYS = ("name", "node", "link")
 _NODE_KEYS = ("count", "rack", "racks", "gpus", "gpu_type", "gpu_memory_gib", "groups", "cpus", "memory_gib")
-_LINK_KEYS = ("bandwidth_gbps", "latency_us")
+_LINK_KEYS = ("preset", "bandwidth_gbps", "latency_us")
 
 
 def from_toml(text: str, name: str) -> Cluster:
@@ -301,5 +291,13 @@ def _links(tables: Any, name: str) -> dict[str, Link]:
             raise UserError(f"{where} is not a table", hint="write bandwidth_gbps = 100 below it")
         values = cast("dict[str, Any]", table)
         _reject_unknown(values, _LINK_KEYS, where)
-        links[tier] = Link(_positive(values, "bandwidth_gbps", where), _positive(values, "latency_us", where))
+        named = values.get("preset")
+        if named is not None and not isinstance(named, str):
+            raise UserError(f"{where}: preset = {named!r} is not a name", hint='write preset = "hdr"')
+        usual = Link() if named is None else preset(named, where)
+        links[tier] = Link(
+            _positive(values, "bandwidth_gbps", where) or usual.bandwidth_gbps,
+            _positive(values, "latency_us", where) or usual.latency_us,
+        )
+    check_links(links, name)
     return links

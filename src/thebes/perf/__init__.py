@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from thebes.model.errors import UserError, nearest
 from thebes.perf.base import SpeedModel, Times
+from thebes.perf.network import Network
 from thebes.perf.tiers import Ideal, Tiers
 
-__all__ = ["Ideal", "SpeedModel", "Tiers", "Times", "find", "registry"]
+__all__ = ["Ideal", "Network", "SpeedModel", "Tiers", "Times", "find", "registry"]
 
-_ALL: tuple[type[SpeedModel], ...] = (Tiers, Ideal)
+_ALL: tuple[type[SpeedModel], ...] = (Tiers, Ideal, Network)
 
 
 def registry() -> dict[str, type[SpeedModel]]:
