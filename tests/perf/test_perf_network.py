@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given
@@ -197,14 +198,19 @@ def test_a_wider_tier_is_never_faster(where: Cluster, gpus: int, model: str, car
     assert (rack <= across * slack).all()
 
 
+@numba.njit
+def compiled_iteration_s(table: Profiles, row: int, shape: int, slow: float) -> float:
+    return iteration_s(table, row, shape, slow)
+
+
 @given(st.sampled_from(list(NETWORKS)), st.integers(1, 40), st.sampled_from(list(large_catalogue())), st.floats(1, 10))
-@effort(40)
+@effort(40, deadline=None)
 def test_compiled_and_array_iterations_agree(name: str, gpus: int, model: str, gamma: float) -> None:
     """`thebes.perf.profiles.iterations` and the compiled `iteration_s` are one formula."""
     times = times_of(Network(network=name), model, gpus, cluster())
     size = np.array([0, len(times.compute_s)], dtype=np.int64)
     table = Profiles(size, *times, np.array([gamma]))
-    compiled = [iteration_s(table, 0, shape, 1.0) for shape in range(len(times.compute_s))]
+    compiled = [compiled_iteration_s(table, 0, shape, 1.0) for shape in range(len(times.compute_s))]
     assert compiled == pytest.approx(iterations(times, gamma).tolist(), rel=1e-12)
 
 

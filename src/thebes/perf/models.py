@@ -47,7 +47,8 @@ class Model:
     utilisation: float = UNKNOWN_UTILISATION  # share of a GPU's time that it computes when alone
     parameters: float = 0.0
     step_s: Mapping[str, float] = field(default_factory=lambda: dict[str, float]())  # by GPU type, where measured
-    gangs: tuple[str, ...] = ()
+    gangs: tuple[str, ...] = ()  # numbers of GPUs for which a trace without models draws it
+    beside: str = ""  # the job type of Gavel that stands for it where two jobs share a GPU
 
     @property
     def skew(self) -> float:
@@ -65,7 +66,8 @@ class Model:
 
     def compute_s(self, gpu_type: str) -> float:
         """One iteration on one GPU of this type: as measured, or scaled from the V100's."""
-        return self.step_s.get(gpu_type, self.step_s[REFERENCE_GPU] / gpu_speeds()[gpu_type])
+        known = self.step_s.get(gpu_type)
+        return self.step_s[REFERENCE_GPU] / gpu_speeds()[gpu_type] if known is None else known
 
 
 def _table(folder: str, name: str) -> list[dict[str, str]]:
@@ -97,11 +99,16 @@ def gpu_speeds() -> dict[str, float]:
 
 def gpu_type_of(text: str, known: Sequence[str], where: str) -> str:
     """`a100-sxm4-80gb` is an A100; a type that nobody has measured is refused."""
-    bare = re.split(r"[-_ ]", text.lower().removeprefix("nvidia").strip(" -_"))[0]
-    for name in known:
-        if name.lower() in (text.lower(), bare):
-            return name
-    raise UserError(f"{where} does not know GPU type '{text}'", hint=nearest(bare, known))
+    asked = _bare(text)
+    matches = [n for n in known if n.lower() == text.lower()] or [n for n in known if _bare(n) == asked]
+    if not matches:
+        raise UserError(f"{where} does not know GPU type '{text}'", hint=nearest(asked, known))
+    return matches[0]
+
+
+def _bare(gpu_type: str) -> str:
+    """Without the vendor, the socket and the memory."""
+    return re.split(r"[-_ ]", re.sub(r"^(nvidia|tesla)[-_ ]*", "", gpu_type.lower()))[0]
 
 
 @cache
@@ -128,6 +135,7 @@ def _large(row: dict[str, str]) -> Model:
         parameters=float(row["parameters_m"]) * 1e6,
         step_s=measured,
         gangs=tuple(row["gangs"].split()),
+        beside=row["beside"],
     )
 
 

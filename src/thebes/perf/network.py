@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -21,12 +22,12 @@ from thebes.model.links import NETWORKS, TIERS, Link, check_links, network
 from thebes.model.parameters import parameter
 from thebes.model.profiles import TIER_GROUP, TIER_NODE, TIER_RACK
 from thebes.perf.base import SpeedModel, Times
+from thebes.perf.measured import gavel_models
 from thebes.perf.models import (
     GANGS,
     REFERENCE_GPU,
     Model,
     assign_by_gang,
-    batch_in,
     gpu_speeds,
     gpu_type_of,
     known_names,
@@ -35,6 +36,7 @@ from thebes.perf.models import (
 
 ALGORITHMS = ("auto", "ring", "tree", "two-level")
 DEFAULT_NETWORK = "100gbe"
+UNNAMED = "resnet50"  # what a job trains whose line of the trace names no model, though others do
 
 # NCCL's tuning constants, Simple protocol: what starting a collective costs, and the part of the bandwidth a tree gets.
 START_S = 8.4e-6
@@ -97,6 +99,12 @@ def two_level(gpus: int, units: int, inside: Hop, between: Hop, lanes: int, size
 _COSTS = {"ring": ring, "tree": tree, "two-level": two_level}
 
 
+@cache
+def network_models() -> dict[str, Model]:
+    """Every model of known size and step time; Gavel's job types with the step times of their batch sizes."""
+    return known_names() | gavel_models()
+
+
 @dataclass(frozen=True)
 class Network(SpeedModel):
     """All-reduce over the links that the cluster names: latency and bandwidth per tier, ring, tree or two levels.
@@ -131,14 +139,14 @@ class Network(SpeedModel):
         return self.gamma
 
     def models(self) -> Mapping[str, Model]:
-        return known_names()
+        return network_models()
 
     def assign(self, gpus: NDArray[np.int64], seed: int) -> list[str]:
         choices = {gang: [m.name for m in large_catalogue().values() if gang in m.gangs] for gang in GANGS}
         return assign_by_gang(gpus, seed, choices)
 
     def knows(self, model: str) -> bool:
-        return batch_in(model)[0] in known_names()
+        return model in network_models()
 
     def check(self, cluster: Cluster) -> None:
         check_links(cluster.links, cluster.name)
@@ -170,7 +178,7 @@ class Network(SpeedModel):
         tier: NDArray[np.int64],
     ) -> Times:
         spec = cluster.kinds[kind]
-        known = known_names()[batch_in(model or "resnet50")[0]]
+        known = network_models()[model or UNNAMED]
         compute_s = np.full(len(nodes), known.compute_s(self._gpu_type(spec.gpu_type)))
         inner_s, wire_s = np.zeros(len(nodes)), np.zeros(len(nodes))
         if gpus == 1:
