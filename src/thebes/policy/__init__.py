@@ -14,6 +14,7 @@ from types import ModuleType
 
 from thebes.model.errors import UserError, nearest
 from thebes.policy.base import Policy
+from thebes.policy.dally import Dally, DallyConsolidated, DallyManual, DallyNoWait
 from thebes.policy.fifo import Backfill, Fifo, LongestPendingFirst
 from thebes.policy.fill import fill
 from thebes.policy.gittins import Gittins, ShortestExpected
@@ -38,6 +39,10 @@ BUILT_IN: tuple[type[Policy], ...] = (
     TiresiasL,
     TiresiasG,
     MultiDlas,
+    Dally,
+    DallyManual,
+    DallyNoWait,
+    DallyConsolidated,
     TiresiasCompat,
 )
 
