@@ -17,6 +17,7 @@ from thebes.policy.base import Policy
 from thebes.policy.dally import Dally, DallyConsolidated, DallyManual, DallyNoWait
 from thebes.policy.fifo import Backfill, Fifo, LongestPendingFirst
 from thebes.policy.fill import fill
+from thebes.policy.gandiva import Gandiva
 from thebes.policy.gittins import Gittins, ShortestExpected
 from thebes.policy.las import LeastAttainedService
 from thebes.policy.multi_dlas import MultiDlas
@@ -43,6 +44,7 @@ BUILT_IN: tuple[type[Policy], ...] = (
     DallyManual,
     DallyNoWait,
     DallyConsolidated,
+    Gandiva,
     TiresiasCompat,
 )
 

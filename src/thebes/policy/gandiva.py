@@ -1,0 +1,170 @@
+"""Gandiva (Xiao et al., OSDI'18): every job gets GPUs at once where it can, and what was decided is looked at again.
+
+Reactive: placement by affinity (`gandiva_placement`). Where a server has more seats given than GPUs, its jobs take turns
+(`gandiva_slicing`). Introspective: measured rates decide about packing (`gandiva_packing`), migration, growing and
+shrinking (`gandiva_migration`). The quantum follows from what a switch costs here, not from the paper's 100 ms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thebes.model.compiled import Records
+from thebes.model.decision import HOLDS, NO_GPUS, NOT_ITS_TURN, OVER_QUOTA, Decision
+from thebes.model.jobs import NEVER
+from thebes.model.parameters import parameter
+from thebes.model.view import View
+from thebes.policy.base import Policy
+from thebes.policy.gandiva_migration import bring_together_entry as bring_together
+from thebes.policy.gandiva_migration import grow_entry as grow
+from thebes.policy.gandiva_migration import judge_growth_entry as judge_growth
+from thebes.policy.gandiva_migration import to_free_gpus_entry as to_free_gpus
+from thebes.policy.gandiva_packing import judge_pairs_entry as judge_pairs
+from thebes.policy.gandiva_packing import note_profiles_entry as note_profiles
+from thebes.policy.gandiva_packing import pack_entry as pack
+from thebes.policy.gandiva_placement import place_queue_entry as place_queue
+from thebes.policy.gandiva_seats import Jobs, Seats, jobs_in, no_residents, recall
+from thebes.policy.gandiva_seats import hand_over_entry as hand_over
+from thebes.policy.gandiva_slicing import quantum_s, turn_order, weights
+from thebes.policy.gandiva_slicing import taking_turns_entry as taking_turns
+from thebes.policy.gandiva_slicing import who_is_on_entry as who_is_on
+
+NO_LIMIT = 1 << 40
+
+
+@dataclass(frozen=True, eq=False)
+class Residence:
+    """What Gandiva remembers between decisions."""
+
+    residents: Records
+    slots: NDArray[np.int64]
+    affinity: NDArray[np.int64]  # per server
+    refused: NDArray[np.int64]  # pairs that did not pay, sorted
+    turn_ends_s: float = NEVER
+    quantum_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Gandiva(Policy):
+    """Gandiva: jobs start at once where they can, take turns where they must, and are packed or moved as rates show."""
+
+    name: ClassVar[str] = "gandiva"
+    paper: ClassVar[str] = "Gandiva (OSDI'18): affinity placement, time slicing, packing, migration, grow-shrink"
+    shares: ClassVar[bool] = True
+
+    quantum_s: float = parameter(60.0, "shortest turn of those who share GPUs in time, in seconds", low=1.0)
+    switch_share: float = parameter(
+        0.02, "part of their GPU time that switching may cost: longer turns where a switch costs more", low=1e-3, high=1
+    )
+    max_height: int = parameter(0, "jobs that may take turns on a server, in servers full; 0: no limit", low=0)
+    starve_after_s: float = parameter(
+        21600.0, "a job that waited so long goes before newcomers, and over-subscribes any server", low=1.0
+    )
+    packing: bool = parameter(True, "put two jobs on the same GPUs during overload, where measured rates say it pays")
+    profile_s: float = parameter(60.0, "window in which a job, a pair or a growth is measured, in seconds", low=1.0)
+    pack_above: float = parameter(1.0, "keep a pair while its normalised rates add up to more than this", low=0, high=2)
+    migration: bool = parameter(True, "move jobs to free GPUs, and split jobs together when somebody leaves")
+    migrate_margin: float = parameter(1.0, "a move must gain so many times what it costs", low=0)
+    cooldown_s: float = parameter(600.0, "shortest time between two moves of a running job, in seconds", low=0)
+    growing: bool = parameter(True, "give idle GPUs to jobs that say they can use more (max_gpus)")
+    grow_above: float = parameter(1.1, "keep a growth that raised the rate to so many times the old one", low=1)
+
+    def decide(self, view: View) -> Decision:
+        now_s, machine = view.now_s, view.machine
+        memory = view.memory if isinstance(view.memory, Residence) else _nothing_yet(view)
+        jobs = jobs_in(view)
+        seats, left = recall(view, jobs, (memory.residents, memory.slots), memory.affinity)
+        waited_s = np.where(jobs.running, 0.0, now_s - jobs.since_s)
+        starved = ~jobs.running & (jobs.since_s + self.starve_after_s <= now_s)
+        undone, over_quota = np.zeros(len(jobs.rows), np.bool_), np.zeros(len(jobs.rows), np.bool_)
+        overload = bool(jobs.gpus.sum() > seats.room.sum())
+
+        profiled_s = note_profiles(jobs, seats, now_s, self.profile_s)
+        failed, trial_s = judge_pairs(jobs, seats, now_s, self.profile_s, self.pack_above, undone)
+        refused = _with_pairs(memory.refused, failed, jobs.rows) if len(failed) else memory.refused
+        growth_s = judge_growth(machine, jobs, seats, now_s, self.profile_s, self.grow_above)
+
+        seatless = seats.residents["width"] == 0
+        queued = self._place(view, jobs, seats, seatless, starved, over_quota)
+        weight = weights(view.jobs.priority, waited_s, self.starve_after_s)
+        order = turn_order(weight, waited_s, np.isinf(view.jobs.first_start_s), starved)
+        if self.migration:
+            moved = to_free_gpus(machine, jobs, seats, order, now_s, self.cooldown_s, self.migrate_margin)
+            if left or moved:
+                bring_together(machine, jobs, seats, now_s, self.cooldown_s, self.migrate_margin)
+        if self.packing and overload:
+            made = pack(machine, jobs, seats, np.argsort(jobs.utilisation, kind="stable"), undone, refused)
+            trial_s = min(trial_s, profiled_s, now_s + self.profile_s if made else NEVER)
+        in_turn = taking_turns(jobs, seats)
+        someone = bool(in_turn.any())
+        if self.growing and not (overload or queued or someone):
+            again_s = grow(machine, jobs, seats, now_s, self.cooldown_s, self.migrate_margin, self.profile_s)
+            growth_s = min(growth_s, again_s)
+
+        tick = someone and memory.turn_ends_s <= now_s
+        stays = jobs.running & ~(seatless | undone)
+        if tick:  # a turn that began in the middle of a quantum is rounded to the nearest tick
+            held_s = now_s - jobs.since_s + memory.quantum_s / 2
+            stays &= ~in_turn | (held_s < (1.0 + np.maximum(0, view.jobs.priority)) * memory.quantum_s)
+        on, refused_quota = who_is_on(jobs, seats, stays, order, view.quotas.copy())
+        if self.packing and overload and (on & ~jobs.running & (seats.residents["alone"] == 0)).any():
+            trial_s = min(trial_s, now_s + self.profile_s)  # when they really begin is known at the next decision
+        turn_s, ends_s = memory.quantum_s, memory.turn_ends_s
+        if not someone:
+            ends_s = NEVER
+        elif tick or ends_s == NEVER:
+            turn_s = quantum_s(jobs.cost_s[in_turn], jobs.gpus[in_turn], self.quantum_s, self.switch_share)
+            ends_s = now_s + turn_s
+
+        without = seats.residents["width"] == 0
+        fate = np.where(on, HOLDS, np.where(without, NO_GPUS, NOT_ITS_TURN))
+        fate[(over_quota | refused_quota) & ~on] = OVER_QUOTA
+        guarded_s = jobs.since_s[without & ~starved & ~jobs.running] + self.starve_after_s
+        wake_s = min(ends_s, trial_s, growth_s, float(guarded_s.min(initial=NEVER)))
+        rows, counts, shares, gpus = hand_over(jobs, seats, on)
+        return Decision(
+            rows=rows,
+            gpus=gpus,
+            fate=fate,
+            wake_s=wake_s,
+            memory=Residence(seats.residents, seats.slots, seats.affinity, refused, ends_s, turn_s),
+            counts=counts,
+            shares=shares,
+        )
+
+    def _place(
+        self,
+        view: View,
+        jobs: Jobs,
+        seats: Seats,
+        seatless: NDArray[np.bool_],
+        starved: NDArray[np.bool_],
+        over_quota: NDArray[np.bool_],
+    ) -> int:
+        """Seats for those without, in order of priority and then of submission; how many stay queued."""
+        queue = np.flatnonzero(seatless)
+        if not len(queue):
+            return 0
+        queue = queue[np.argsort(-view.jobs.priority[queue], kind="stable")]
+        left = view.quotas.copy()
+        np.subtract.at(left, jobs.tenant, seats.residents["width"])
+        most = self.max_height or NO_LIMIT
+        return place_queue(view.machine, jobs, seats, queue, starved, most, left, over_quota)
+
+
+def _nothing_yet(view: View) -> Residence:
+    nobody, slots = no_residents()
+    return Residence(nobody, slots, np.zeros(len(view.machine.nodes), np.int64), np.zeros(0, np.int64))
+
+
+def _with_pairs(
+    refused: NDArray[np.int64], failed: NDArray[np.int64], alive: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Pairs never to be tried again, without those of which one has finished."""
+    pairs = np.union1d(refused, failed)
+    there = np.isin(pairs >> 31, alive) & np.isin(pairs & ((1 << 31) - 1), alive)
+    return pairs[there]

@@ -1,0 +1,165 @@
+"""Gandiva's packing (OSDI'18, introspection): two jobs on the same GPUs at the same time, kept only where it pays.
+
+Only during overload. A job has to have run by itself for a profiling window first. The waiting job of lowest
+utilisation goes to the running job of lowest utilisation and of the same GPU count, if the peaks of their memory fit
+together. One window later the pair is judged by its measured rates: unless they add up to more than 1, it is undone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thebes.model.compiled import compiled, entry, inner
+from thebes.model.machine import Machine
+from thebes.policy.gandiva_placement import allowed
+from thebes.policy.gandiva_seats import NOBODY, Jobs, Seats, contended, count_out, partner_of, seats_of
+
+# A guest looks at so many hosts, and so many guests in vain are enough, before the next decision.
+MOST_HOSTS, MOST_GUESTS = 32, 64
+
+
+def pair_key(one: int, other: int) -> int:
+    """A pair of rows as one number."""
+    return (min(one, other) << 31) | max(one, other)
+
+
+@inner
+def _key(one: int, other: int) -> int:
+    return (min(one, other) << 31) | max(one, other)
+
+
+@inner
+def _was_refused(refused: NDArray[np.int64], key: int) -> bool:
+    at = np.searchsorted(refused, key)
+    return bool(at < refused.size and refused[at] == key)
+
+
+@compiled
+def note_profiles(jobs: Jobs, s: Seats, now_s: float, window_s: float) -> float:
+    """Remember the speed of each job that has its GPUs to itself; returns when the next profile is complete."""
+    next_s = np.inf
+    for i in range(jobs.rows.size):
+        resident = s.residents[i]
+        if not jobs.running[i] or resident.partner != NOBODY or resident.width != jobs.gpus[i] or jobs.share[i] < 1.0:
+            continue
+        if resident.alone > 0.0 or jobs.ran_s[i] >= window_s * (1.0 - 1e-9):
+            if now_s >= jobs.run_from_s[i]:
+                resident.alone = jobs.speed[i]
+        else:
+            next_s = min(next_s, max(now_s, jobs.run_from_s[i]) + window_s - jobs.ran_s[i])
+    return next_s
+
+
+@compiled
+def judge_pairs(
+    jobs: Jobs, s: Seats, now_s: float, window_s: float, least: float, undone: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], float]:
+    """Undo the pairs whose normalised rates do not add up to more than `least`.
+
+    Returns the keys of those pairs and when the next trial ends. The guest of an undone pair has no seats then.
+    """
+    failed, failures, next_s = np.empty(jobs.rows.size, np.int64), 0, np.inf
+    for i in range(jobs.rows.size):
+        resident = s.residents[i]
+        partner = partner_of(jobs, s, i)
+        if partner == NOBODY or not resident.guest or not (jobs.running[i] and jobs.running[partner]):
+            continue
+        if jobs.share[i] >= 1.0 or jobs.share[partner] >= 1.0:
+            continue
+        ends_s = max(jobs.run_from_s[i], jobs.run_from_s[partner]) + window_s
+        if not resident.judged and now_s < ends_s:
+            next_s = min(next_s, ends_s)
+            continue
+        resident.judged = True
+        if now_s < ends_s - window_s:
+            continue
+        if jobs.speed[i] / resident.alone + jobs.speed[partner] / s.residents[partner].alone <= least:
+            failed[failures] = _key(jobs.rows[i], jobs.rows[partner])
+            failures += 1
+            undone[i] = True
+            part(s, i, partner)
+            resident.width = 0
+    return failed[:failures], next_s
+
+
+@inner
+def part(s: Seats, i: int, partner: int) -> None:
+    """Two packed jobs are two units again; the seats stay counted once, for the host."""
+    s.residents[i].partner, s.residents[partner].partner = NOBODY, NOBODY
+    s.residents[i].guest, s.residents[partner].guest = False, False
+    s.residents[i].judged, s.residents[partner].judged = False, False
+
+
+@compiled
+def pack(
+    m: Machine,
+    jobs: Jobs,
+    s: Seats,
+    by_utilisation: NDArray[np.int64],
+    undone: NDArray[np.bool_],
+    refused: NDArray[np.int64],
+) -> int:
+    """Try pairs, lowest utilisation first on both sides; returns how many were made."""
+    made, in_vain = 0, 0
+    for guest in by_utilisation:
+        if in_vain >= MOST_GUESTS:
+            break
+        if not _may_be_guest(jobs, s, guest, undone):
+            continue
+        looked, found = 0, False
+        for host in by_utilisation:
+            if looked >= MOST_HOSTS:
+                break
+            if jobs.gpus[host] != jobs.gpus[guest] or host == guest or not _may_host(jobs, s, host):
+                continue
+            looked += 1
+            if _fits_beside(m, jobs, s, guest, host) and not _was_refused(
+                refused, _key(jobs.rows[guest], jobs.rows[host])
+            ):
+                join(m, s, guest, host)
+                made += 1
+                found = True
+                break
+        in_vain += not found
+    return made
+
+
+@inner
+def _may_be_guest(jobs: Jobs, s: Seats, i: int, undone: NDArray[np.bool_]) -> bool:
+    """A profiled job that takes turns, or has no seats, and does not run: moving it costs nothing on top."""
+    resident = s.residents[i]
+    if resident.alone <= 0.0 or resident.partner != NOBODY or (jobs.running[i] and not undone[i]):
+        return False
+    return resident.width == 0 or contended(s, i)
+
+
+@inner
+def _may_host(jobs: Jobs, s: Seats, i: int) -> bool:
+    resident = s.residents[i]
+    return bool(
+        jobs.running[i] and resident.alone > 0.0 and resident.partner == NOBODY and resident.width == jobs.gpus[i]
+    )
+
+
+@inner
+def _fits_beside(m: Machine, jobs: Jobs, s: Seats, guest: int, host: int) -> bool:
+    """Kinds that suit, and peaks of memory that fit together."""
+    node = m.gpus[seats_of(s, host)[0]].node
+    memory_gib = m.kinds[m.nodes[node].node_kind].memory_gib
+    return allowed(m, jobs.kinds[guest], node) and jobs.memory_gib[guest] + jobs.memory_gib[host] <= memory_gib
+
+
+@inner
+def join(m: Machine, s: Seats, guest: int, host: int) -> None:
+    """The guest's seats are the host's from now on."""
+    mine, theirs = s.residents[guest], s.residents[host]
+    if mine.width > 0:
+        count_out(m, s, guest)
+    mine.width = theirs.width
+    s.slots[mine.first : mine.first + mine.width] = seats_of(s, host)
+    mine.partner, theirs.partner = theirs.row, mine.row
+    mine.guest, theirs.guest, mine.judged, theirs.judged = True, False, False, False
+
+
+note_profiles_entry, judge_pairs_entry, pack_entry = entry(note_profiles), entry(judge_pairs), entry(pack)

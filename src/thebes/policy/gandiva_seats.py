@@ -1,0 +1,289 @@
+"""Where every job belongs under Gandiva, also while it is not its turn: the state that the mechanisms work on.
+
+A job that was placed has *seats*, its GPUs; several jobs may have the same ones and take turns. Two packed jobs are one
+*unit*: they have the same seats, run at the same time and count once. All arrays are aligned with the jobs alive, so a
+decision costs what is alive, and the policy stays pure: every decision starts from a copy.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thebes.model.compiled import Records, compiled, entry, inner, plain
+from thebes.model.machine import BLOCKED, Machine
+from thebes.model.view import View
+
+NOBODY = -1
+
+RESIDENT = np.dtype(
+    [
+        ("row", np.int64),
+        ("first", np.int64),  # its seats are slots[first : first + width]; those it asked for come first
+        ("width", np.int64),  # 0: it has no seats, it is queued
+        ("partner", np.int64),  # row of the job that it is packed with, NOBODY if none
+        ("guest", np.bool_),  # of a pair, the one that came
+        ("judged", np.bool_),  # the trial of this pair, or of this growth, is over
+        ("alone", np.float64),  # profiled: its speed when it had its GPUs to itself; 0 before the profile is complete
+        ("moved_s", np.float64),  # its last migration or growth
+        ("narrow", np.float64),  # its speed before it grew
+        ("fixed", np.bool_),  # growing it was tried and did not pay
+        ("turns", np.int64),  # rounds that it was given (gandiva-gavel only)
+    ]
+)
+
+
+class Jobs(NamedTuple):
+    """What the View tells, per job alive."""
+
+    rows: NDArray[np.int64]
+    gpus: NDArray[np.int64]
+    kinds: NDArray[np.int64]  # bit k: node kind k will do
+    max_gpus: NDArray[np.int64]
+    running: NDArray[np.bool_]
+    share: NDArray[np.float64]
+    since_s: NDArray[np.float64]
+    run_from_s: NDArray[np.float64]
+    speed: NDArray[np.float64]
+    ran_s: NDArray[np.float64]
+    cost_s: NDArray[np.float64]  # of one suspension and one resume
+    nodes: NDArray[np.int64]
+    min_nodes: NDArray[np.int64]
+    memory_gib: NDArray[np.float64]
+    utilisation: NDArray[np.float64]
+    tenant: NDArray[np.int64]
+
+
+class Seats(NamedTuple):
+    """Who belongs where, and what that makes of every GPU and server."""
+
+    residents: Records  # RESIDENT, per job alive
+    slots: NDArray[np.int64]
+    units: NDArray[np.int64]  # per GPU: how many units have a seat on it
+    shut: NDArray[np.bool_]  # per GPU: not to be had
+    free: NDArray[np.int64]  # per server: GPUs without any unit
+    room: NDArray[np.int64]  # per server: GPUs that can be had
+    demand: NDArray[np.int64]  # per server: seats given to units
+    affinity: NDArray[np.int64]  # per server: GPU count of the jobs it hosts, 0: none yet
+
+
+def jobs_in(view: View) -> Jobs:
+    jobs = view.jobs
+    return Jobs(
+        jobs.rows,
+        jobs.gpus,
+        view._table.jobs["kinds"][jobs.rows],
+        jobs.max_gpus,
+        jobs.running,
+        jobs.share,
+        jobs.since_s,
+        jobs.run_from_s,
+        jobs.speed,
+        jobs.ran_s,
+        jobs.suspend_s + jobs.resume_s,
+        jobs.nodes,
+        jobs.min_nodes,
+        jobs.memory_gib,
+        jobs.utilisation,
+        jobs.tenant,
+    )
+
+
+def no_residents() -> tuple[Records, NDArray[np.int64]]:
+    return plain(np.recarray(0, dtype=RESIDENT)), np.zeros(0, dtype=np.int64)
+
+
+def recall(
+    view: View, jobs: Jobs, remembered: tuple[Records, NDArray[np.int64]], affinity: NDArray[np.int64]
+) -> tuple[Seats, bool]:
+    """The seats as the last decision left them, without those who finished since; and whether anybody left."""
+    machine, count = view.machine, len(jobs.rows)
+    blank = np.recarray(count, dtype=RESIDENT)
+    blank[:] = np.zeros(count, dtype=RESIDENT)
+    blank.row, blank.partner, blank.moved_s = jobs.rows, NOBODY, -np.inf
+    blank.first = np.cumsum(jobs.max_gpus) - jobs.max_gpus
+    nodes = len(machine.nodes)
+    seats = Seats(
+        plain(blank),
+        np.zeros(int(jobs.max_gpus.sum()), dtype=np.int64),
+        np.zeros(len(machine.gpus), dtype=np.int64),
+        machine.gpus["owner"] == BLOCKED,
+        np.zeros(nodes, dtype=np.int64),
+        np.zeros(nodes, dtype=np.int64),
+        np.zeros(nodes, dtype=np.int64),
+        affinity.copy(),
+    )
+    left = _seat_again(machine, jobs, seats, remembered[0], remembered[1])
+    return seats, bool(left)
+
+
+@compiled
+def seat_again(m: Machine, jobs: Jobs, s: Seats, old: Records, old_slots: NDArray[np.int64]) -> bool:
+    """Walk both lists of jobs, which ascend; a job on GPUs that are no longer to be had loses its seats."""
+    for gpu in range(m.gpus.size):
+        node = m.gpus[gpu].node
+        if not s.shut[gpu]:
+            s.room[node] += 1
+            s.free[node] += 1
+    left, was = False, 0
+    for i in range(jobs.rows.size):
+        while was < old.size and old[was].row < jobs.rows[i]:
+            left = left or old[was].width > 0
+            was += 1
+        if was < old.size and old[was].row == jobs.rows[i]:
+            now, before = s.residents[i], old[was]
+            now.width, now.partner, now.guest, now.judged = before.width, before.partner, before.guest, before.judged
+            now.alone, now.moved_s, now.narrow, now.fixed = before.alone, before.moved_s, before.narrow, before.fixed
+            now.turns = before.turns
+            for k in range(before.width):
+                s.slots[now.first + k] = old_slots[before.first + k]
+            was += 1
+        elif jobs.running[i]:  # it was started by somebody else: it belongs where it is
+            _adopt(m, jobs, s, i)
+    while was < old.size:
+        left = left or old[was].width > 0
+        was += 1
+    for i in range(jobs.rows.size):
+        resident = s.residents[i]
+        if resident.partner != NOBODY and position(jobs, resident.partner) < 0:
+            resident.partner = NOBODY
+        for k in range(resident.width):
+            if s.shut[s.slots[resident.first + k]]:
+                resident.width = 0
+                left = True
+    for i in range(jobs.rows.size):
+        resident = s.residents[i]
+        if resident.partner != NOBODY and (resident.width == 0 or s.residents[partner_of(jobs, s, i)].width == 0):
+            s.residents[partner_of(jobs, s, i)].partner = NOBODY
+            resident.partner = NOBODY
+    for i in range(jobs.rows.size):
+        if s.residents[i].width > 0 and leads(s, i):
+            count_in(m, s, i)
+    for node in range(m.nodes.size):
+        if s.demand[node] == 0:
+            s.affinity[node] = 0
+    return left
+
+
+@inner
+def _adopt(m: Machine, jobs: Jobs, s: Seats, i: int) -> None:
+    resident, count = s.residents[i], 0
+    for gpu in range(m.gpus.size):
+        if m.gpus[gpu].owner == jobs.rows[i] and count < jobs.gpus[i]:
+            s.slots[resident.first + count] = gpu
+            count += 1
+    if count == jobs.gpus[i]:
+        resident.width = count
+
+
+@inner
+def position(jobs: Jobs, row: int) -> int:
+    """Where this row stands among the jobs alive, or NOBODY."""
+    at = np.searchsorted(jobs.rows, row)
+    return at if at < jobs.rows.size and jobs.rows[at] == row else NOBODY
+
+
+@inner
+def partner_of(jobs: Jobs, s: Seats, i: int) -> int:
+    """Position of the job that shares its GPUs, or NOBODY."""
+    return position(jobs, s.residents[i].partner) if s.residents[i].partner != NOBODY else NOBODY
+
+
+@inner
+def leads(s: Seats, i: int) -> bool:
+    """Whether it stands for its unit: alone, or the host of a pair."""
+    return s.residents[i].partner == NOBODY or not s.residents[i].guest
+
+
+@inner
+def seats_of(s: Seats, i: int) -> NDArray[np.int64]:
+    resident = s.residents[i]
+    return s.slots[resident.first : resident.first + resident.width]
+
+
+@inner
+def count_in(m: Machine, s: Seats, i: int) -> None:
+    """The unit of this job has its seats from now on."""
+    for gpu in seats_of(s, i):
+        node = m.gpus[gpu].node
+        s.units[gpu] += 1
+        s.demand[node] += 1
+        if s.units[gpu] == 1:
+            s.free[node] -= 1
+        if s.affinity[node] == 0:
+            s.affinity[node] = s.residents[i].width
+
+
+@inner
+def count_out(m: Machine, s: Seats, i: int) -> None:
+    """The unit of this job gives its seats up; a server that hosts nobody loses its affinity."""
+    for gpu in seats_of(s, i):
+        node = m.gpus[gpu].node
+        s.units[gpu] -= 1
+        s.demand[node] -= 1
+        if s.units[gpu] == 0:
+            s.free[node] += 1
+        if s.demand[node] == 0:
+            s.affinity[node] = 0
+
+
+@inner
+def seat(m: Machine, s: Seats, i: int, gpus: NDArray[np.int64]) -> None:
+    resident = s.residents[i]
+    resident.width = gpus.size
+    s.slots[resident.first : resident.first + gpus.size] = gpus
+    count_in(m, s, i)
+
+
+@inner
+def contended(s: Seats, i: int) -> bool:
+    """Whether it has to take turns: another unit has a seat on one of its GPUs."""
+    for gpu in seats_of(s, i):  # noqa: SIM110 - Numba compiles no generators
+        if s.units[gpu] > 1:
+            return True
+    return False
+
+
+@inner
+def servers_of(m: Machine, gpus: NDArray[np.int64]) -> int:
+    """Servers of a set of GPUs in any order."""
+    count = 0
+    for k in range(gpus.size):
+        fresh = True
+        for before in range(k):
+            if m.gpus[gpus[before]].node == m.gpus[gpus[k]].node:
+                fresh = False
+                break
+        count += fresh
+    return count
+
+
+@compiled
+def hand_over(
+    jobs: Jobs, s: Seats, on: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    """(rows, counts, shares, GPUs) of those who are on, as a Decision wants them."""
+    chosen, total = 0, 0
+    for i in range(on.size):
+        if on[i]:
+            chosen += 1
+            total += s.residents[i].width
+    rows, counts, shares = np.empty(chosen, np.int64), np.empty(chosen, np.int64), np.ones(chosen)
+    gpus = np.empty(total, np.int64)
+    at, gpu_at = 0, 0
+    for i in range(on.size):
+        if on[i]:
+            width = s.residents[i].width
+            rows[at], counts[at] = jobs.rows[i], width
+            if s.residents[i].partner != NOBODY:
+                shares[at] = 0.5
+            gpus[gpu_at : gpu_at + width] = np.sort(seats_of(s, i))
+            at += 1
+            gpu_at += width
+    return rows, counts, shares, gpus
+
+
+_seat_again = entry(seat_again)
+hand_over_entry = entry(hand_over)

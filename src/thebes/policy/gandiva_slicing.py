@@ -1,0 +1,108 @@
+"""Gandiva's time slicing (OSDI'18, suspend-resume): whoever has the same seats takes turns on one cluster-wide clock.
+
+Weighted round robin: a unit runs for as many quanta as its weight says, then those go on who have waited longest. A gang
+is resumed on all of its GPUs or not at all. A job that never ran has the next turn, for early feedback, unless somebody
+has waited beyond the limit: the guard against starvation, which the paper lacks, raises weights with waiting.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thebes.model.compiled import compiled, entry, inner
+from thebes.policy.gandiva_seats import NOBODY, Jobs, Seats, contended, leads, partner_of, seats_of
+
+
+def quantum_s(cost_s: NDArray[np.float64], gpus: NDArray[np.int64], least_s: float, share: float) -> float:
+    """Long enough that those who take turns lose no more than this share of their GPU-seconds to switching."""
+    if not len(cost_s):
+        return least_s
+    return max(least_s, float(np.average(cost_s, weights=gpus)) / share)
+
+
+def weights(
+    priority: NDArray[np.int64], waited_s: NDArray[np.float64], starve_after_s: float
+) -> NDArray[np.float64]:
+    """1 for everybody, more by priority; it rises in proportion to a wait beyond the limit."""
+    over = np.maximum(0.0, waited_s - starve_after_s) / starve_after_s
+    return (1.0 + np.maximum(0, priority)) * (1.0 + over)
+
+
+def turn_order(
+    weight: NDArray[np.float64],
+    waited_s: NDArray[np.float64],
+    new: NDArray[np.bool_],
+    starved: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """Who is next: those beyond the limit, then jobs that never ran, then by weighted wait; ties in order of rows."""
+    return np.lexsort((-weight * waited_s, ~new, ~starved))
+
+
+@compiled
+def taking_turns(jobs: Jobs, s: Seats) -> NDArray[np.bool_]:
+    """Whose GPUs have seats of another unit too."""
+    turns = np.zeros(jobs.rows.size, np.bool_)
+    for i in range(jobs.rows.size):
+        turns[i] = s.residents[i].width > 0 and contended(s, i)
+    return turns
+
+
+@compiled
+def who_is_on(
+    jobs: Jobs, s: Seats, stays: NDArray[np.bool_], order: NDArray[np.int64], left: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(on, kept off by a quota). Those who stay keep their GPUs; the others come in this order, gang by gang.
+
+    `left` is what each tenant may hold; a tenant above a lowered quota keeps what runs.
+    """
+    on, over_quota = np.zeros(jobs.rows.size, np.bool_), np.zeros(jobs.rows.size, np.bool_)
+    busy = np.zeros(s.units.size, np.bool_)
+    for i in range(jobs.rows.size):
+        if stays[i] and leads(s, i) and s.residents[i].width > 0:
+            _turn_on(jobs, s, i, on, busy, left)
+    for i in order:
+        if on[i] or not leads(s, i) or s.residents[i].width == 0 or _any_busy(s, i, busy):
+            continue
+        partner = partner_of(jobs, s, i)
+        if not _in_quota(jobs, s, i, partner, left):
+            over_quota[i] = True
+            if partner != NOBODY:
+                over_quota[partner] = True
+            continue
+        _turn_on(jobs, s, i, on, busy, left)
+    return on, over_quota
+
+
+@inner
+def _turn_on(
+    jobs: Jobs, s: Seats, i: int, on: NDArray[np.bool_], busy: NDArray[np.bool_], left: NDArray[np.int64]
+) -> None:
+    on[i] = True
+    left[jobs.tenant[i]] -= s.residents[i].width
+    for gpu in seats_of(s, i):
+        busy[gpu] = True
+    partner = partner_of(jobs, s, i)
+    if partner != NOBODY:
+        on[partner] = True
+        left[jobs.tenant[partner]] -= s.residents[partner].width
+
+
+@inner
+def _any_busy(s: Seats, i: int, busy: NDArray[np.bool_]) -> bool:
+    for gpu in seats_of(s, i):  # noqa: SIM110 - Numba compiles no generators
+        if busy[gpu]:
+            return True
+    return False
+
+
+@inner
+def _in_quota(jobs: Jobs, s: Seats, i: int, partner: int, left: NDArray[np.int64]) -> bool:
+    width, mine = s.residents[i].width, jobs.tenant[i]
+    if partner == NOBODY:
+        return left[mine] >= width
+    theirs = jobs.tenant[partner]
+    return left[mine] >= 2 * width if mine == theirs else left[mine] >= width and left[theirs] >= width
+
+
+taking_turns_entry, who_is_on_entry = entry(taking_turns), entry(who_is_on)
