@@ -45,6 +45,7 @@ class Watched(Policy):
     def __init__(self, policy: Policy, look: Any) -> None:
         self.policy, self.look = policy, look
         self.needs: Any = policy.needs
+        self.shares: Any = policy.shares
         self.decisions = 0
 
     def decide(self, view: View) -> Decision:

@@ -18,6 +18,7 @@ from thebes.policy.dally import Dally, DallyConsolidated, DallyManual, DallyNoWa
 from thebes.policy.fifo import Backfill, Fifo, LongestPendingFirst
 from thebes.policy.fill import fill
 from thebes.policy.gandiva import Gandiva
+from thebes.policy.gandiva_gavel import GandivaGavel
 from thebes.policy.gittins import Gittins, ShortestExpected
 from thebes.policy.las import LeastAttainedService
 from thebes.policy.multi_dlas import MultiDlas
@@ -45,6 +46,7 @@ BUILT_IN: tuple[type[Policy], ...] = (
     DallyNoWait,
     DallyConsolidated,
     Gandiva,
+    GandivaGavel,
     TiresiasCompat,
 )
 

@@ -1,13 +1,13 @@
 """Gandiva (Xiao et al., OSDI'18): every job gets GPUs at once where it can, and what was decided is looked at again.
 
-Reactive: placement by affinity (`gandiva_placement`). Where a server has more seats given than GPUs, its jobs take turns
-(`gandiva_slicing`). Introspective: measured rates decide about packing (`gandiva_packing`), migration, growing and
-shrinking (`gandiva_migration`). The quantum follows from what a switch costs here, not from the paper's 100 ms.
+Reactive: placement by affinity (`gandiva_placement`). Where a server has given more seats than it has GPUs, its jobs
+take turns (`gandiva_slicing`). Introspective: measured rates decide about packing (`gandiva_packing`), migration,
+growing and shrinking (`gandiva_migration`). The quantum follows from what a switch costs here, not the paper's 100 ms.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import numpy as np
@@ -38,7 +38,7 @@ NO_LIMIT = 1 << 40
 
 @dataclass(frozen=True, eq=False)
 class Residence:
-    """What Gandiva remembers between decisions."""
+    """What Gandiva remembers between decisions. Never changed in place: each decision starts from a copy."""
 
     residents: Records
     slots: NDArray[np.int64]
@@ -46,6 +46,11 @@ class Residence:
     refused: NDArray[np.int64]  # pairs that did not pay, sorted
     turn_ends_s: float = NEVER
     quantum_s: float = 0.0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Residence) and all(
+            np.array_equal(getattr(self, each.name), getattr(other, each.name)) for each in fields(Residence)
+        )
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Gandiva(Policy):
 
     def decide(self, view: View) -> Decision:
         now_s, machine = view.now_s, view.machine
-        memory = view.memory if isinstance(view.memory, Residence) else _nothing_yet(view)
+        memory = view.memory if isinstance(view.memory, Residence) else nothing_yet(view)
         jobs = jobs_in(view)
         seats, left = recall(view, jobs, (memory.residents, memory.slots), memory.affinity)
         waited_s = np.where(jobs.running, 0.0, now_s - jobs.since_s)
@@ -85,7 +90,7 @@ class Gandiva(Policy):
 
         profiled_s = note_profiles(jobs, seats, now_s, self.profile_s)
         failed, trial_s = judge_pairs(jobs, seats, now_s, self.profile_s, self.pack_above, undone)
-        refused = _with_pairs(memory.refused, failed, jobs.rows) if len(failed) else memory.refused
+        refused = with_pairs(memory.refused, failed, jobs.rows)
         growth_s = judge_growth(machine, jobs, seats, now_s, self.profile_s, self.grow_above)
 
         seatless = seats.residents["width"] == 0
@@ -110,7 +115,7 @@ class Gandiva(Policy):
         if tick:  # a turn that began in the middle of a quantum is rounded to the nearest tick
             held_s = now_s - jobs.since_s + memory.quantum_s / 2
             stays &= ~in_turn | (held_s < (1.0 + np.maximum(0, view.jobs.priority)) * memory.quantum_s)
-        on, refused_quota = who_is_on(jobs, seats, stays, order, view.quotas.copy())
+        on, refused_quota = who_is_on(machine, jobs, seats, stays, order, view.quotas.copy())
         if self.packing and overload and (on & ~jobs.running & (seats.residents["alone"] == 0)).any():
             trial_s = min(trial_s, now_s + self.profile_s)  # when they really begin is known at the next decision
         turn_s, ends_s = memory.quantum_s, memory.turn_ends_s
@@ -156,15 +161,15 @@ class Gandiva(Policy):
         return place_queue(view.machine, jobs, seats, queue, starved, most, left, over_quota)
 
 
-def _nothing_yet(view: View) -> Residence:
+def nothing_yet(view: View) -> Residence:
     nobody, slots = no_residents()
     return Residence(nobody, slots, np.zeros(len(view.machine.nodes), np.int64), np.zeros(0, np.int64))
 
 
-def _with_pairs(
-    refused: NDArray[np.int64], failed: NDArray[np.int64], alive: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def with_pairs(refused: NDArray[np.int64], failed: NDArray[np.int64], alive: NDArray[np.int64]) -> NDArray[np.int64]:
     """Pairs never to be tried again, without those of which one has finished."""
+    if not len(failed):
+        return refused
     pairs = np.union1d(refused, failed)
     there = np.isin(pairs >> 31, alive) & np.isin(pairs & ((1 << 31) - 1), alive)
     return pairs[there]

@@ -1,8 +1,8 @@
 """Gandiva's migration and grow-shrink (OSDI'18): better seats for jobs that already have some.
 
 Jobs that take turns go to GPUs that have become free, a packed guest too if that is worth a switch; a job split over
-more servers than it needs is brought together when somebody leaves. A move has to gain more work than it costs, with the
-time run so far as the guess of what remains. Idle GPUs go to jobs that can use more, as long as their rate shows it.
+more servers than it needs is brought together when somebody leaves. A move has to gain more work than it costs; the
+time run so far is the guess of what remains. Idle GPUs go to jobs that can use more, as long as their rate shows it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from thebes.policy.gandiva_seats import (
     partner_of,
     seat,
     seats_of,
-    servers_of,
 )
 
 
@@ -46,24 +45,21 @@ def to_free_gpus(
     for i in order:
         if s.residents[i].width == 0 or not _any_free(s):
             continue
-        partner, gpus = partner_of(jobs, s, i), s.residents[i].width
+        partner, gpus, kinds = partner_of(jobs, s, i), s.residents[i].width, int(jobs.kinds[i])
         if partner != NOBODY:
-            if s.residents[i].guest and _worth_parting(jobs, s, i, partner, now_s, cooldown_s, margin):
-                if free_on_one_server(m, s, jobs.kinds[i], gpus, out) != QUEUED:
-                    part(s, i, partner)
-                    seat(m, s, i, out[:gpus])
-                    s.residents[i].moved_s = now_s
-                    moved += 1
+            parts = s.residents[i].guest and _worth_parting(jobs, s, i, partner, now_s, cooldown_s, margin)
+            if parts and free_on_one_server(m, s, kinds, gpus, out) != QUEUED:
+                part(s, i, partner)
+                seat(m, s, i, out[:gpus])
+                s.residents[i].moved_s = now_s
+                moved += 1
             continue
         memo = m.kinds.size if m.kinds.size > 1 else 0
         if jobs.running[i] or not contended(s, i) or (m.kinds.size == 1 and gpus >= too_many[memo]):
             continue
         before = seats_of(s, i).copy()
         count_out(m, s, i)
-        step = free_on_one_server(m, s, jobs.kinds[i], gpus, out)
-        if step == QUEUED and servers_of(m, before) > 1:
-            step = find_free(m, s, jobs.kinds[i], gpus, out)
-        if step == QUEUED:
+        if find_free(m, s, kinds, gpus, out) == QUEUED:
             too_many[memo] = min(too_many[memo], gpus)
             seat(m, s, i, before)
         else:
@@ -73,9 +69,7 @@ def to_free_gpus(
 
 
 @inner
-def _worth_parting(
-    jobs: Jobs, s: Seats, i: int, partner: int, now_s: float, cooldown_s: float, margin: float
-) -> bool:
+def _worth_parting(jobs: Jobs, s: Seats, i: int, partner: int, now_s: float, cooldown_s: float, margin: float) -> bool:
     """Whether a pair that runs would gain more by parting than moving the guest costs."""
     if not jobs.running[i]:
         return True
@@ -135,9 +129,7 @@ def judge_growth(m: Machine, jobs: Jobs, s: Seats, now_s: float, window_s: float
 
 
 @compiled
-def grow(
-    m: Machine, jobs: Jobs, s: Seats, now_s: float, cooldown_s: float, margin: float, window_s: float
-) -> float:
+def grow(m: Machine, jobs: Jobs, s: Seats, now_s: float, cooldown_s: float, margin: float, window_s: float) -> float:
     """Idle GPUs to running jobs that can use more, on their own servers first; returns when more could grow."""
     next_s = np.inf
     for i in range(jobs.rows.size):

@@ -19,13 +19,9 @@ from thebes.policy.gandiva_seats import NOBODY, Jobs, Seats, contended, count_ou
 MOST_HOSTS, MOST_GUESTS = 32, 64
 
 
-def pair_key(one: int, other: int) -> int:
-    """A pair of rows as one number."""
-    return (min(one, other) << 31) | max(one, other)
-
-
 @inner
 def _key(one: int, other: int) -> int:
+    """A pair of rows as one number."""
     return (min(one, other) << 31) | max(one, other)
 
 
@@ -114,9 +110,7 @@ def pack(
             if jobs.gpus[host] != jobs.gpus[guest] or host == guest or not _may_host(jobs, s, host):
                 continue
             looked += 1
-            if _fits_beside(m, jobs, s, guest, host) and not _was_refused(
-                refused, _key(jobs.rows[guest], jobs.rows[host])
-            ):
+            if may_share(m, jobs, s, guest, host, refused):
                 join(m, s, guest, host)
                 made += 1
                 found = True
@@ -143,11 +137,13 @@ def _may_host(jobs: Jobs, s: Seats, i: int) -> bool:
 
 
 @inner
-def _fits_beside(m: Machine, jobs: Jobs, s: Seats, guest: int, host: int) -> bool:
-    """Kinds that suit, and peaks of memory that fit together."""
+def may_share(m: Machine, jobs: Jobs, s: Seats, guest: int, host: int, refused: NDArray[np.int64]) -> bool:
+    """Kinds that suit, peaks of memory that fit together, and not tried in vain before."""
     node = m.gpus[seats_of(s, host)[0]].node
     memory_gib = m.kinds[m.nodes[node].node_kind].memory_gib
-    return allowed(m, jobs.kinds[guest], node) and jobs.memory_gib[guest] + jobs.memory_gib[host] <= memory_gib
+    if not allowed(m, jobs.kinds[guest], node) or jobs.memory_gib[guest] + jobs.memory_gib[host] > memory_gib:
+        return False
+    return not _was_refused(refused, _key(jobs.rows[guest], jobs.rows[host]))
 
 
 @inner

@@ -1,6 +1,6 @@
 """Gandiva's reactive placement by affinity (OSDI'18, Algorithm 1): which GPUs a job is given a seat on.
 
-For a job of g GPUs, inside each step on the least-loaded server: (1) servers of affinity g with g free GPUs, (2) servers
+For a job of g GPUs, inside each step on the least-loaded server: (1) servers of affinity g with g free GPUs, (2) those
 of no affinity yet, (3) any others with g free GPUs, in the end over several servers, fewest first, (4) over-subscribe a
 server of affinity g, (5) queue. The starvation guard lets a job that was queued for too long over-subscribe any server.
 """
@@ -198,14 +198,12 @@ def _tallest(m: Machine, s: Seats, gpus: NDArray[np.int64]) -> int:
     height = 0
     for gpu in gpus:
         node = m.gpus[gpu].node
-        height = max(height, -(-s.demand[node] // s.room[node]))
+        height = max(height, int(-(-s.demand[node] // s.room[node])))
     return height
 
 
 @inner
-def _beside_equals(
-    m: Machine, jobs: Jobs, s: Seats, node: int, gpus: int, kinds: int, out: NDArray[np.int64]
-) -> bool:
+def _beside_equals(m: Machine, jobs: Jobs, s: Seats, node: int, gpus: int, kinds: int, out: NDArray[np.int64]) -> bool:
     """The very seats of the least crowded unit of the same size (on this server), so that gangs take clean turns."""
     best, best_units = NOBODY, 0
     for i in range(jobs.rows.size):
@@ -240,7 +238,7 @@ def _least_crowded(m: Machine, s: Seats, node: int, gpus: int, out: NDArray[np.i
 
 @inner
 def _least_loaded_servers(m: Machine, s: Seats, kinds: int, gpus: int, out: NDArray[np.int64]) -> bool:
-    """For a gang larger than a server and no other of its size: the roomiest servers of one kind, least loaded first."""
+    """For a gang larger than a server, when no other has its size: the roomiest servers, least loaded first."""
     for kind in range(m.kinds.size):
         total = 0
         for node in range(m.nodes.size):
@@ -307,7 +305,7 @@ def place_queue(
     for i in range(jobs.rows.size):
         grown = grown or s.residents[i].width > jobs.gpus[i]
     for i in order:
-        gpus, kinds, guard = jobs.gpus[i], jobs.kinds[i], starved[i]
+        gpus, kinds, guard = int(jobs.gpus[i]), int(jobs.kinds[i]), bool(starved[i])
         if left[jobs.tenant[i]] < gpus:
             over_quota[i] = True
             continue

@@ -181,7 +181,7 @@ def _adopt(m: Machine, jobs: Jobs, s: Seats, i: int) -> None:
 @inner
 def position(jobs: Jobs, row: int) -> int:
     """Where this row stands among the jobs alive, or NOBODY."""
-    at = np.searchsorted(jobs.rows, row)
+    at = int(np.searchsorted(jobs.rows, row))
     return at if at < jobs.rows.size and jobs.rows[at] == row else NOBODY
 
 
@@ -244,20 +244,6 @@ def contended(s: Seats, i: int) -> bool:
         if s.units[gpu] > 1:
             return True
     return False
-
-
-@inner
-def servers_of(m: Machine, gpus: NDArray[np.int64]) -> int:
-    """Servers of a set of GPUs in any order."""
-    count = 0
-    for k in range(gpus.size):
-        fresh = True
-        for before in range(k):
-            if m.gpus[gpus[before]].node == m.gpus[gpus[k]].node:
-                fresh = False
-                break
-        count += fresh
-    return count
 
 
 @compiled

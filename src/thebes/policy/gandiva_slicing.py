@@ -1,7 +1,7 @@
 """Gandiva's time slicing (OSDI'18, suspend-resume): whoever has the same seats takes turns on one cluster-wide clock.
 
-Weighted round robin: a unit runs for as many quanta as its weight says, then those go on who have waited longest. A gang
-is resumed on all of its GPUs or not at all. A job that never ran has the next turn, for early feedback, unless somebody
+Weighted round robin: a unit runs for as many quanta as its weight says, then those who have waited longest. A gang is
+resumed on all of its GPUs or not at all. A job that never ran has the next turn, for early feedback, unless somebody
 has waited beyond the limit: the guard against starvation, which the paper lacks, raises weights with waiting.
 """
 
@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.compiled import compiled, entry, inner
-from thebes.policy.gandiva_seats import NOBODY, Jobs, Seats, contended, leads, partner_of, seats_of
+from thebes.model.machine import Machine
+from thebes.policy.gandiva_placement import QUEUED, find_free
+from thebes.policy.gandiva_seats import NOBODY, Jobs, Seats, contended, count_out, leads, partner_of, seat, seats_of
 
 
 def quantum_s(cost_s: NDArray[np.float64], gpus: NDArray[np.int64], least_s: float, share: float) -> float:
@@ -21,9 +23,7 @@ def quantum_s(cost_s: NDArray[np.float64], gpus: NDArray[np.int64], least_s: flo
     return max(least_s, float(np.average(cost_s, weights=gpus)) / share)
 
 
-def weights(
-    priority: NDArray[np.int64], waited_s: NDArray[np.float64], starve_after_s: float
-) -> NDArray[np.float64]:
+def weights(priority: NDArray[np.int64], waited_s: NDArray[np.float64], starve_after_s: float) -> NDArray[np.float64]:
     """1 for everybody, more by priority; it rises in proportion to a wait beyond the limit."""
     over = np.maximum(0.0, waited_s - starve_after_s) / starve_after_s
     return (1.0 + np.maximum(0, priority)) * (1.0 + over)
@@ -50,7 +50,7 @@ def taking_turns(jobs: Jobs, s: Seats) -> NDArray[np.bool_]:
 
 @compiled
 def who_is_on(
-    jobs: Jobs, s: Seats, stays: NDArray[np.bool_], order: NDArray[np.int64], left: NDArray[np.int64]
+    m: Machine, jobs: Jobs, s: Seats, stays: NDArray[np.bool_], order: NDArray[np.int64], left: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """(on, kept off by a quota). Those who stay keep their GPUs; the others come in this order, gang by gang.
 
@@ -71,7 +71,45 @@ def who_is_on(
                 over_quota[partner] = True
             continue
         _turn_on(jobs, s, i, on, busy, left)
+    _use_idle(m, jobs, s, on, over_quota, busy, order, left)
     return on, over_quota
+
+
+@inner
+def _use_idle(
+    m: Machine,
+    jobs: Jobs,
+    s: Seats,
+    on: NDArray[np.bool_],
+    over_quota: NDArray[np.bool_],
+    busy: NDArray[np.bool_],
+    order: NDArray[np.int64],
+    left: NDArray[np.int64],
+) -> None:
+    """GPUs that nobody runs on, since the gangs that have seats there lack others: whoever waits may move there."""
+    idle = Seats(s.residents, s.slots, busy.astype(np.int64), s.shut, s.room.copy(), s.room, s.demand, s.affinity)
+    total = 0
+    for gpu in range(busy.size):
+        idle.free[m.gpus[gpu].node] -= busy[gpu]
+        total += not busy[gpu] and not s.shut[gpu]
+    out, too_many = np.empty(m.gpus.size, np.int64), 1 << 30
+    for i in order:
+        gpus, kinds = int(jobs.gpus[i]), int(jobs.kinds[i])
+        if on[i] or over_quota[i] or s.residents[i].partner != NOBODY or gpus > total or gpus >= too_many:
+            continue
+        if left[jobs.tenant[i]] < gpus:
+            continue
+        if find_free(m, idle, kinds, gpus, out) == QUEUED:
+            too_many = gpus if m.kinds.size == 1 else too_many
+            continue
+        if s.residents[i].width > 0:
+            count_out(m, s, i)
+        seat(m, s, i, out[:gpus])
+        _turn_on(jobs, s, i, on, busy, left)
+        for gpu in seats_of(s, i):
+            idle.units[gpu] = 1
+            idle.free[m.gpus[gpu].node] -= 1
+        total -= gpus
 
 
 @inner

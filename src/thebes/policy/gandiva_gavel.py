@@ -1,0 +1,213 @@
+"""Gandiva as Gavel (OSDI'20) re-implements it for a baseline: random pairs, and nothing else of Gandiva.
+
+When the jobs ask for more GPUs than there are, random jobs of equal GPU count are put on the same GPUs; a pair stays
+while its normalised rates add up to at least 1, else it is broken. Underneath are Gavel's rounds: in each the units
+with the fewest rounds so far go first, placed as in `gandiva`. No profiles, no migration, no growing. Gavel
+looks pairs up in a table of throughputs; here they are measured, and a pair that was broken is not made again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thebes.model.compiled import compiled, entry, inner
+from thebes.model.decision import HOLDS, NO_GPUS, OVER_QUOTA, Decision
+from thebes.model.jobs import NEVER
+from thebes.model.machine import Machine
+from thebes.model.parameters import parameter
+from thebes.model.view import View
+from thebes.policy.base import Policy
+from thebes.policy.gandiva import Residence, nothing_yet, with_pairs
+from thebes.policy.gandiva_packing import MOST_HOSTS, join, may_share, part
+from thebes.policy.gandiva_packing import judge_pairs_entry as judge_pairs
+from thebes.policy.gandiva_placement import find_free
+from thebes.policy.gandiva_seats import (
+    NOBODY,
+    Jobs,
+    Seats,
+    count_out,
+    jobs_in,
+    leads,
+    partner_of,
+    recall,
+    seat,
+    seats_of,
+)
+from thebes.policy.gandiva_seats import hand_over_entry as hand_over
+
+
+@dataclass(frozen=True)
+class GandivaGavel(Policy):
+    """Gavel's model of Gandiva: jobs take turns in rounds; when GPUs are short, random jobs of equal size share."""
+
+    name: ClassVar[str] = "gandiva-gavel"
+    paper: ClassVar[str] = "the baseline `gandiva` of Gavel (OSDI'20): random packing only, in rounds"
+    shares: ClassVar[bool] = True
+
+    round_s: float = parameter(360.0, "length of a round, in seconds", low=1.0)
+    keep_from: float = parameter(1.0, "keep a pair while its normalised rates add up to at least this", low=0, high=2)
+    profile_s: float = parameter(60.0, "how long a pair is measured before it is judged, in seconds", low=1.0)
+    seed: int = parameter(0, "chooses the pairs", low=0)
+
+    def decide(self, view: View) -> Decision:
+        now_s = view.now_s
+        memory = view.memory if isinstance(view.memory, Residence) else nothing_yet(view)
+        jobs = jobs_in(view)
+        seats, _ = recall(view, jobs, (memory.residents, memory.slots), memory.affinity)
+        residents = seats.residents
+        residents["alone"] = 1.0  # by definition: speed is relative to the job by itself, at its best
+        undone = np.zeros(len(jobs.rows), np.bool_)
+        below = float(np.nextafter(self.keep_from, -1.0))
+        failed, trial_s = judge_pairs(jobs, seats, now_s, self.profile_s, below, undone)
+        refused = with_pairs(memory.refused, failed, jobs.rows)
+        overload = bool(jobs.gpus.sum() > seats.room.sum())
+        if not overload:  # enough for everybody: guests get GPUs of their own
+            residents["width"][(residents["partner"] != NOBODY) & residents["guest"]] = 0
+            residents["partner"] = NOBODY
+
+        tick = memory.turn_ends_s <= now_s
+        seated = residents["width"] > 0
+        if tick:
+            residents["turns"] += seated
+        new = ~np.isin(jobs.rows, memory.residents["row"])
+        if new.any() and not new.all():  # level with those who had the fewest, or it would have every round for long
+            residents["turns"][new] = np.maximum(residents["turns"][new], residents["turns"][~new].min())
+        order = np.lexsort((~seated, residents["turns"], -view.jobs.priority))
+        rng = np.random.default_rng((self.seed, len(jobs.rows), int(jobs.rows[-1]), int(residents["turns"].sum())))
+        over_quota = np.zeros(len(jobs.rows), np.bool_)
+        dice, left = rng.permutation(len(order)), view.quotas.copy()
+        waiting = _hand_out(view.machine, jobs, seats, order, dice, tick, overload, refused, left, over_quota)
+        on = residents["width"] > 0
+        if (residents["partner"][on & ~jobs.running] != NOBODY).any():
+            trial_s = min(trial_s, now_s + self.profile_s)
+        ends_s = memory.turn_ends_s
+        if not waiting:
+            ends_s = NEVER
+        elif tick or ends_s == NEVER:
+            ends_s = now_s + self.round_s
+        fate = np.where(on, HOLDS, NO_GPUS)
+        fate[over_quota & ~on] = OVER_QUOTA
+        rows, counts, shares, gpus = hand_over(jobs, seats, on)
+        return Decision(
+            rows=rows,
+            gpus=gpus,
+            fate=fate,
+            wake_s=min(ends_s, trial_s),
+            memory=Residence(residents, seats.slots, seats.affinity, refused, ends_s, self.round_s),
+            counts=counts,
+            shares=shares,
+        )
+
+
+@compiled
+def hand_out(
+    m: Machine,
+    jobs: Jobs,
+    s: Seats,
+    order: NDArray[np.int64],
+    dice: NDArray[np.int64],
+    tick: bool,
+    overload: bool,
+    refused: NDArray[np.int64],
+    left: NDArray[np.int64],
+    over_quota: NDArray[np.bool_],
+) -> bool:
+    """Seats in this order; returns whether anybody is left without.
+
+    Inside a round those who run stay. At the beginning of one, all units stand in line: whoever the GPUs are not enough
+    for gives its seats up, so that units before it in line that had none can have them.
+    """
+    out = np.empty(m.gpus.size, np.int64)
+    if tick:
+        _make_room(m, jobs, s, order)
+    for i in range(jobs.rows.size):
+        left[jobs.tenant[i]] -= s.residents[i].width
+    waiting = False
+    closed = np.zeros(m.gpus.size + 1, np.bool_)
+    for i in order:
+        if s.residents[i].width > 0:
+            continue
+        gpus = int(jobs.gpus[i])
+        if left[jobs.tenant[i]] < gpus:
+            over_quota[i] = True
+        elif not closed[gpus] and find_free(m, s, int(jobs.kinds[i]), gpus, out) > 0:
+            seat(m, s, i, out[:gpus])
+            left[jobs.tenant[i]] -= gpus
+        else:
+            closed[gpus] = m.kinds.size == 1
+            waiting = True
+    if overload and waiting:
+        _pair_at_random(m, jobs, s, order, dice, refused, left)
+    return waiting
+
+
+@inner
+def _make_room(m: Machine, jobs: Jobs, s: Seats, order: NDArray[np.int64]) -> None:
+    """Count the GPUs of each kind out down the line; a unit with seats beyond that count loses them."""
+    budget = np.zeros(m.kinds.size, np.int64)
+    for node in range(m.nodes.size):
+        budget[m.nodes[node].node_kind] += s.room[node]
+    for i in order:
+        seated, best = s.residents[i].width > 0, NOBODY
+        if seated and not leads(s, i):
+            continue
+        if seated:
+            best = m.nodes[m.gpus[seats_of(s, i)[0]].node].node_kind
+        else:
+            for kind in range(budget.size):
+                if (jobs.kinds[i] >> kind) & 1 and (best < 0 or budget[kind] > budget[best]):
+                    best = kind
+        if jobs.gpus[i] <= budget[best]:
+            budget[best] -= jobs.gpus[i]
+        elif seated:
+            partner = partner_of(jobs, s, i)
+            if partner != NOBODY:
+                part(s, i, partner)
+                s.residents[partner].width = 0
+            count_out(m, s, i)
+            s.residents[i].width = 0
+
+
+@inner
+def _pair_at_random(
+    m: Machine,
+    jobs: Jobs,
+    s: Seats,
+    order: NDArray[np.int64],
+    dice: NDArray[np.int64],
+    refused: NDArray[np.int64],
+    left: NDArray[np.int64],
+) -> None:
+    """Each job without seats joins a random job of its size that has seats to itself."""
+    begin = np.zeros(m.gpus.size + 1, np.int64)  # per size: nobody before this place of the dice can be a host
+    for guest in order:
+        gpus = int(jobs.gpus[guest])
+        if s.residents[guest].width > 0:
+            continue
+        if left[jobs.tenant[guest]] < gpus:
+            continue
+        while begin[gpus] < dice.size and not _may_host(s, int(dice[begin[gpus]]), gpus):
+            begin[gpus] += 1
+        looked = 0
+        for at in range(begin[gpus], dice.size):
+            host = int(dice[at])
+            if looked >= MOST_HOSTS:
+                break
+            if _may_host(s, host, gpus):
+                looked += 1
+                if may_share(m, jobs, s, guest, host, refused):
+                    join(m, s, guest, host)
+                    left[jobs.tenant[guest]] -= gpus
+                    break
+
+
+@inner
+def _may_host(s: Seats, i: int, gpus: int) -> bool:
+    return bool(s.residents[i].width == gpus and s.residents[i].partner == NOBODY)
+
+
+_hand_out = entry(hand_out)
