@@ -136,15 +136,20 @@ def grow(m: Machine, jobs: Jobs, s: Seats, now_s: float, cooldown_s: float, marg
         resident = s.residents[i]
         if jobs.max_gpus[i] <= jobs.gpus[i] or resident.width != jobs.gpus[i] or resident.fixed:
             continue
-        if not jobs.running[i] or resident.partner != NOBODY or resident.width == 0:
+        if resident.partner != NOBODY or resident.width == 0:
             continue
         free = _idle_gpus_for(m, s, i, jobs.max_gpus[i] - jobs.gpus[i])
         if free.size == 0:
             continue
-        needed_s = jobs.cost_s[i] * margin * jobs.gpus[i] / (free.size * jobs.speed[i])
-        ready_s = max(resident.moved_s + cooldown_s, max(now_s, jobs.run_from_s[i]))
+        # Its rate on what it asked for has to be known first; then the gain, if all goes well, has to exceed the cost.
+        speed = jobs.speed[i] if jobs.running[i] else 1.0
+        needed_s = max(window_s, jobs.cost_s[i] * margin * jobs.gpus[i] / (free.size * speed))
+        begins_s = max(now_s, jobs.run_from_s[i]) if jobs.running[i] else now_s
+        ready_s = max(resident.moved_s + cooldown_s, begins_s)
         if jobs.ran_s[i] < needed_s * (1.0 - 1e-9):
-            ready_s = max(ready_s, max(now_s, jobs.run_from_s[i]) + needed_s - jobs.ran_s[i])
+            ready_s = max(ready_s, begins_s + needed_s - jobs.ran_s[i])
+        if not jobs.running[i]:
+            ready_s = max(ready_s, now_s + window_s)
         if ready_s > now_s:
             next_s = min(next_s, ready_s)
             continue
