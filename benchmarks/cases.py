@@ -140,8 +140,8 @@ def _state(cluster: Cluster, submissions: list[tuple[int, float]], policies: lis
         pl.Series("submit_time", submit_s), pl.lit(1e9).alias("duration")
     )
     placement = Consolidate()
-    work = prepare(Trace("decision", jobs), cluster, placement, seed=SEED)
-    world = build_world(work, cluster, placement, Tiers(), Costs(), SEED)
+    work = prepare(Trace("decision", jobs), cluster, placement, Tiers(), seed=SEED)
+    world = build_world(work, cluster, placement, Costs(), SEED)
     loop = Loop(world, cluster, policies[0], checks=True)
     for policy in policies:
         loop.policy, loop.wake_s = policy, np.inf

@@ -32,8 +32,8 @@ def crowd(jobs: int) -> Trace:
 def test_the_limit_learned_in_a_run_separates_vgg_and_alexnet_from_the_others() -> None:
     """Spec 2.4: a threshold anywhere between 0.14 and 0.61."""
     cluster, placement = read_cluster("6x4"), Skew(learn=True)
-    work = prepare(crowd(200), cluster, placement, seed=0)
-    world = build_world(work, cluster, placement, Tiers(), FREE_OF_COST, 0)
+    work = prepare(crowd(200), cluster, placement, Tiers(), seed=0)
+    world = build_world(work, cluster, placement, FREE_OF_COST, 0)
     run = loop.Loop(world, cluster, find("backfill")(), checks=True)
     assert world.strategy.pack_limit[0] == np.inf
     while run.run(1000) != loop.DONE:

@@ -180,8 +180,8 @@ def world_at(instants: int) -> tuple[World, Loop]:
     """Three of four jobs hold GPUs on a mixed cluster; job 3 waits."""
     cluster: Cluster = mixed_cluster()
     trace = trace_of((0, 3, 100), (0, 2, 100), (0, 4, 100), (0, 8, 100))
-    work = prepare(trace, cluster, Consolidate(), seed=0)
-    world = build_world(work, cluster, Consolidate(), Ideal(), FREE_OF_COST, 0)
+    work = prepare(trace, cluster, Consolidate(), Ideal(), seed=0)
+    world = build_world(work, cluster, Consolidate(), FREE_OF_COST, 0)
     running = Loop(world, cluster, find("backfill")(), checks=True)
     running.run(instants)
     assert (world.table.jobs["phase"] == HELD).tolist() == [True, True, True, False]
@@ -242,8 +242,8 @@ def test_the_checker_finds_what_is_wrong_with_the_world(corrupt: Callable[[World
 def test_a_corrupt_world_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a GPU that is noted as held by a job that is not there yet, the run stops at its first instant."""
 
-    def haunted(*args: Any) -> World:
-        world = build_world(*args)
+    def haunted(*args: Any, **named: Any) -> World:
+        world = build_world(*args, **named)
         occupy(world.machine, 1, whole(3))
         return world
 

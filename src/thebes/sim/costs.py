@@ -18,7 +18,9 @@ from thebes.model.parameters import parameter
 from thebes.sim.world import COSTS
 
 LONGEST_S = 1e9  # thirty years: finite, so that nothing becomes not-a-number
-MECHANISMS = ("checkpoint", "kill", "free")
+MECHANISMS = ("checkpoint", "cuda", "kill", "free")
+# Suspending by the driver, per GiB of GPU memory held: the middle of what we measured on an H200 (docs/gpu.md).
+CUDA_SUSPEND_S_PER_GIB, CUDA_RESUME_S_PER_GIB = 0.49, 0.2
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,9 @@ class Costs:
     name: ClassVar[str] = "cost"
 
     mechanism: str = parameter(
-        "checkpoint", "checkpoint: saved on suspend; kill: back to the last periodic checkpoint; free: no cost"
+        "checkpoint",
+        "checkpoint: saved on suspend; cuda: suspended by the driver, by the GPU memory held (0.49 and 0.2 s per GiB); "
+        "kill: back to the last periodic checkpoint; free: no cost",
     )
     start_s: float = parameter(0.0, "first start; 0 since a trace's run times contain it", low=0, high=LONGEST_S)
     start_s_per_gib: float = parameter(0.0, "first start, per GiB of state", low=0, high=LONGEST_S)
@@ -55,17 +59,21 @@ class Costs:
         if self.mechanism == "free":
             return plain(costs)
         costs.start_s, costs.start_s_per_gib = self.start_s, self.start_s_per_gib
-        costs.resume_s, costs.resume_s_per_gib = self.resume_s, self.resume_s_per_gib
-        costs.suspend_s, costs.suspend_s_per_gib = self.suspend_s, self.suspend_s_per_gib
         costs.migrate_s, costs.migrate_s_per_gib = self.migrate_s, self.migrate_s_per_gib
         costs.checkpoint_every_s = self.checkpoint_every_s
         return plain(costs)
 
-    def suspend_and_resume_s(self, state_gib: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What a policy is told to expect, per job."""
-        costs = self.record()[0]
-        suspend_s = costs["suspend_s"] + costs["suspend_s_per_gib"] * state_gib
-        return suspend_s * costs["saves"], costs["resume_s"] + costs["resume_s_per_gib"] * state_gib
+    def suspend_and_resume_s(
+        self, state_gib: NDArray[np.float64], memory_gib: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What one suspension and one resume cost, per job."""
+        if self.mechanism == "free":
+            return np.zeros(len(state_gib)), np.zeros(len(state_gib))
+        if self.mechanism == "cuda":
+            return CUDA_SUSPEND_S_PER_GIB * memory_gib, CUDA_RESUME_S_PER_GIB * memory_gib
+        suspend_s = self.suspend_s + self.suspend_s_per_gib * state_gib
+        saves = self.mechanism != "kill"
+        return suspend_s * saves, self.resume_s + self.resume_s_per_gib * state_gib
 
 
 FREE_OF_COST = Costs(mechanism="free")

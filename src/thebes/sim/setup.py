@@ -23,7 +23,7 @@ from thebes.perf import SpeedModel
 from thebes.perf.contention import Contention
 from thebes.perf.interference import Interference
 from thebes.perf.models import BALANCED, UNKNOWN_MEMORY_GIB, UNKNOWN_STATE_GIB, UNKNOWN_UTILISATION, Model
-from thebes.perf.profiles import JobProfiles
+from thebes.perf.profiles import JobProfiles, profiles_for
 from thebes.placement import Placement
 from thebes.placement.strategies import SKEW, max_gang
 from thebes.sim.costs import Costs
@@ -46,6 +46,8 @@ class Workload:
     tenant: NDArray[np.int64]  # per job, its number among them
     min_gpus: NDArray[np.int64]
     max_gpus: NDArray[np.int64]
+    profiles: JobProfiles
+    catalogue: Mapping[str, Model]  # the models that the speed model knows
     notes: tuple[str, ...]
 
 
@@ -90,7 +92,10 @@ def prepare(
     models = _models(jobs, gpus, perf, seed, trace.name, notes)
     tenants, tenant = _tenants(jobs)
     min_gpus, max_gpus = _elastic(jobs, gpus, cluster, trace.name)
-    return Workload(jobs, gpus, kinds, models, tenants, tenant, min_gpus, max_gpus, tuple(notes))
+    profiles = profiles_for(perf, cluster, models, gpus, min_gpus, max_gpus, kinds)
+    return Workload(
+        jobs, gpus, kinds, models, tenants, tenant, min_gpus, max_gpus, profiles, perf.models(), tuple(notes)
+    )
 
 
 def _models(
@@ -206,11 +211,9 @@ def build_world(
     work: Workload,
     cluster: Cluster,
     placement: Placement,
-    profiles: JobProfiles,
     costs: Costs,
     seed: int,
     *,
-    known: Mapping[str, Model],
     contention: Contention | None = None,
     interference: Interference | None = None,
     shares: bool = False,
@@ -221,12 +224,12 @@ def build_world(
     jobs[:] = np.zeros(count, dtype=JOB)
     jobs.gpus, jobs.kinds, jobs.width, jobs.share = work.gpus, work.kinds, work.gpus, 1.0
     jobs.min_gpus, jobs.max_gpus, jobs.tenant = work.min_gpus, work.max_gpus, work.tenant
-    jobs.profile, jobs.full_s = profiles.first_row, profiles.full_s
+    jobs.profile, jobs.full_s = work.profiles.first_row, work.profiles.full_s
     jobs.submit_s = work.jobs["submit_time"].to_numpy()
     jobs["work_s"] = jobs["left_s"] = jobs["kept_left_s"] = work.jobs["duration"].to_numpy()
-    numbered = _fill_in_models(jobs, work.models, known)
+    numbered = _fill_in_models(jobs, work.models, work.catalogue)
     _fill_in_shape(jobs, cluster)
-    jobs["suspend_s"], jobs["resume_s"] = costs.suspend_and_resume_s(jobs["state_gib"])
+    jobs["suspend_s"], jobs["resume_s"] = costs.suspend_and_resume_s(jobs["state_gib"], jobs["memory_gib"])
     jobs.gang_class = _gang_classes(jobs, placement)
     jobs.first_slot = np.concatenate(([0], np.cumsum(work.max_gpus)[:-1]))
     jobs.speed = 1.0
@@ -244,7 +247,7 @@ def build_world(
         costs=costs.record(),
         clock=plain(clock),
         neighbours=_neighbours(
-            cluster, numbered, profiles, contention or Contention(), interference or Interference(), shares, count
+            cluster, numbered, work.profiles, contention or Contention(), interference or Interference(), shares, count
         ),
         log=plain(np.recarray(max(4096, 6 * count), dtype=EVENT)),
         timeline=plain(np.recarray(TIMELINE_ROOM, dtype=STEP)),

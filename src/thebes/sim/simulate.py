@@ -21,7 +21,6 @@ from thebes.perf import SpeedModel, Tiers
 from thebes.perf import find as find_perf
 from thebes.perf.contention import Contention
 from thebes.perf.interference import Interference
-from thebes.perf.profiles import profiles_for
 from thebes.placement import Consolidate, Count, Placement
 from thebes.placement import find as find_placement
 from thebes.policy import Policy
@@ -131,15 +130,12 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
         skip_oversize=options.skip_oversize,
         ignore_gpu_type=options.ignore_gpu_type,
     )
-    profiles = profiles_for(options.perf, cluster, work.models, work.gpus, work.min_gpus, work.max_gpus, work.kinds)
     world = build_world(
         work,
         cluster,
         options.placement,
-        profiles,
         options.costs,
         options.seed,
-        known=options.perf.models(),
         contention=options.contention,
         interference=options.interference,
         shares=policy.shares,
@@ -151,7 +147,7 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
         world = _run_fast(world, policy, options, progress)
     else:
         simulation = loop.Loop(
-            world, cluster, policy, checks=options.checks, tenants=work.tenants, tier_speeds=profiles.tier_speeds
+            world, cluster, policy, checks=options.checks, tenants=work.tenants, tier_speeds=work.profiles.tier_speeds
         )
         world = _run_loop(simulation, policy, options, progress)
     wall_seconds = time.perf_counter() - began

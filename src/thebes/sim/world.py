@@ -56,11 +56,7 @@ COSTS = np.dtype(
     [
         ("start_s", np.float64),
         ("start_s_per_gib", np.float64),
-        ("suspend_s", np.float64),
-        ("suspend_s_per_gib", np.float64),
-        ("resume_s", np.float64),
-        ("resume_s_per_gib", np.float64),
-        ("migrate_s", np.float64),  # on top of suspend and resume
+        ("migrate_s", np.float64),  # on top of suspend and resume, which each job's record has
         ("migrate_s_per_gib", np.float64),
         ("saves", np.int64),  # 1: state is saved on suspend; 0: killed, back to the last periodic checkpoint
         ("checkpoint_every_s", np.float64),
@@ -169,10 +165,7 @@ def hold(w: World, row: int) -> None:
     gpus_clear_s = now_s
     for gpu in gpus:
         gpus_clear_s = max(gpus_clear_s, w.machine.gpus[gpu].clear_s)
-    if job.executed_s > 0.0:
-        cost_s = costs.resume_s + costs.resume_s_per_gib * job.state_gib
-    else:
-        cost_s = costs.start_s + costs.start_s_per_gib * job.state_gib
+    cost_s = job.resume_s if job.executed_s > 0.0 else costs.start_s + costs.start_s_per_gib * job.state_gib
     job.phase = HELD
     job.since_s = now_s
     job.ready_s = max(gpus_clear_s, job.saved_s)
@@ -287,7 +280,7 @@ def _vacate(w: World, row: int) -> None:
     kept_s, suspend_s = ran_s, 0.0
     if costs.saves == 1:
         if ran_s > 0.0:  # nothing new to write otherwise
-            suspend_s = costs.suspend_s + costs.suspend_s_per_gib * job.state_gib
+            suspend_s = job.suspend_s
             job.saved_s = now_s + suspend_s
     else:
         every_s = costs.checkpoint_every_s
@@ -418,7 +411,7 @@ def check_world(w: World) -> tuple[int, int]:
                 return GHOST_HOLDER, row
             if gpus_of(w.table, row)[0] == gpu:  # a gang is looked at once, at its first GPU
                 gangs += 1
-                gang_gpus += jobs[row].gpus
+                gang_gpus += jobs[row].width
                 last = -1
                 for other in gpus_of(w.table, row):
                     if other <= last or machine.gpus[other].owner != row:
