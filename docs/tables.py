@@ -83,6 +83,30 @@ def formats() -> str:
     return table(("`--format`", "what it is"), ((f"`{f.name}`", f.title) for f in known))
 
 
+def speed_models() -> str:
+    from thebes.perf import registry
+
+    return table(("`--perf`", "how fast a job runs"), ((f"`{n}`", sentences(p)) for n, p in registry().items()))
+
+
+def links() -> str:
+    """In gigabytes per second too, since that is how the inside of a node is usually told."""
+    from thebes.model.links import PRESETS
+
+    rows = (
+        (f"`{name}`", f"{link.bandwidth_gbps:g}", f"{link.bandwidth_gbps / 8:g}", f"{link.latency_us:g}")
+        for name, link in PRESETS.items()
+    )
+    return table(("preset", "`bandwidth_gbps`", "GB/s", "`latency_us`"), rows, right=(1, 2, 3))
+
+
+def networks() -> str:
+    from thebes.model.links import NETWORKS
+
+    rows = ((f"`{name}`", f"`{inside}`", f"`{between}`") for name, (inside, between) in NETWORKS.items())
+    return table(("network", "inside nodes", "between nodes"), rows)
+
+
 def demo() -> str:
     """What `make demo` prints."""
     import os
@@ -106,7 +130,9 @@ def demo() -> str:
 
 def quick_tables() -> dict[str, Callable[[], str]]:
     """By name; each gives the text between the two comments."""
-    from thebes.perf import Tiers
+    from thebes.perf import Gavel, Network, Pollux, Tiers
+    from thebes.perf.contention import Contention
+    from thebes.perf.interference import Interference
     from thebes.placement import Skew
     from thebes.policy import BUILT_IN
     from thebes.sim.costs import Costs
@@ -118,6 +144,14 @@ def quick_tables() -> dict[str, Callable[[], str]]:
         "demo": demo,
         "costs": lambda: parameters(Costs, "cost."),
         "tiers": lambda: parameters(Tiers, "perf."),
+        "speed models": speed_models,
+        "links": links,
+        "networks": networks,
+        "network": lambda: parameters(Network, "perf."),
+        "gavel": lambda: parameters(Gavel, "perf."),
+        "pollux": lambda: parameters(Pollux, "perf."),
+        "contention": lambda: parameters(Contention, "contention."),
+        "interference": lambda: parameters(Interference, "interference."),
         "skew": lambda: parameters(Skew, "placement."),
         **{f"policy {p.name}": (lambda p=p: about(p)) for p in BUILT_IN},
     }

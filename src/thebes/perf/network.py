@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,55 +45,65 @@ TREE_EFFICIENCY = 0.92
 USUAL_LATENCY_US = (3.4, 5.7, 14.0, 14.0)
 
 
+Numbers = NDArray[np.floating[Any]] | float
+Counts = NDArray[np.int64] | int
+
+
 class Hop(NamedTuple):
     """One step of a collective over a link: seconds, and bytes per second of one GPU's or one card's link."""
 
-    latency_s: float
-    bytes_per_s: float
+    latency_s: Numbers
+    bytes_per_s: Numbers
 
 
 class Talk(NamedTuple):
     """Seconds of one collective: inside the units (groups or nodes), and between them."""
 
-    inside_s: float
-    between_s: float
+    inside_s: Numbers
+    between_s: Numbers
 
     @property
-    def total_s(self) -> float:
+    def total_s(self) -> Numbers:
         return self.inside_s + self.between_s
 
 
-def ring(gpus: int, units: int, inside: Hop, between: Hop, lanes: int, size: float) -> Talk:
+def ring(gpus: int, units: Counts, inside: Hop, between: Hop, lanes: Counts, size: float) -> Talk:
     """One ring through all GPUs: 2(n-1) steps, 2(units-1) of them between units; the slowest link sets the pace."""
-    steps, crossing = 2 * (gpus - 1), 2 * (units - 1) if units > 1 else 0
+    steps, crossing = 2 * (gpus - 1), 2 * (units - 1)
+    pace = np.where(crossing > 0, np.minimum(inside.bytes_per_s, lanes * between.bytes_per_s), inside.bytes_per_s)
     waiting_s = START_S + (steps - crossing) * inside.latency_s
-    if not crossing:
-        return Talk(waiting_s + steps / gpus * size / inside.bytes_per_s, 0.0)
-    pace = min(inside.bytes_per_s, lanes * between.bytes_per_s)
-    return Talk(waiting_s, crossing * between.latency_s + steps / gpus * size / pace)
+    return _where_the_bytes_are(waiting_s, crossing * between.latency_s, steps / gpus * size / pace, units)
 
 
-def tree(gpus: int, units: int, inside: Hop, between: Hop, lanes: int, size: float) -> Talk:
+def tree(gpus: int, units: Counts, inside: Hop, between: Hop, lanes: Counts, size: float) -> Talk:
     """Up and down a tree: a chain inside each unit, a binary tree between them; everything passes twice, pipelined."""
-    per_unit = math.ceil(gpus / units)
-    waiting_s = START_S + 2 * (per_unit - 1) * inside.latency_s
-    if units == 1:
-        return Talk(waiting_s + 2 * size / (TREE_EFFICIENCY * inside.bytes_per_s), 0.0)
-    pace = TREE_EFFICIENCY * min(inside.bytes_per_s, lanes * between.bytes_per_s)
-    return Talk(waiting_s, 2 * math.log2(units) * between.latency_s + 2 * size / pace)
+    pace = np.where(units > 1, np.minimum(inside.bytes_per_s, lanes * between.bytes_per_s), inside.bytes_per_s)
+    waiting_s = START_S + 2 * (_share(gpus, units) - 1) * inside.latency_s
+    bytes_s = 2 * size / (TREE_EFFICIENCY * pace)
+    return _where_the_bytes_are(waiting_s, 2 * np.log2(units) * between.latency_s, bytes_s, units)
 
 
-def two_level(gpus: int, units: int, inside: Hop, between: Hop, lanes: int, size: float) -> Talk:
+def two_level(gpus: int, units: Counts, inside: Hop, between: Hop, lanes: Counts, size: float) -> Talk:
     """Reduce-scatter in each unit, one ring per rail between units on its share, all-gather in each unit.
 
     The rails share the unit's `lanes` links; a rail never gets more than one.
     """
-    per_unit = math.ceil(gpus / units)
-    inside_s = START_S + 2 * (per_unit - 1) * (inside.latency_s + size / (per_unit * inside.bytes_per_s))
-    rail = between.bytes_per_s * min(1.0, lanes / per_unit)
-    # (1/per_unit - 1/gpus) is (units - 1)/gpus for even gangs.
-    between_s = 2 * (units - 1) * between.latency_s + 2 * size * (1 / per_unit - 1 / gpus) / rail
-    return Talk(inside_s, between_s if units > 1 else 0.0)
+    share = _share(gpus, units)
+    inside_s = START_S + 2 * (share - 1) * (inside.latency_s + size / (share * inside.bytes_per_s))
+    rail = between.bytes_per_s * np.minimum(1.0, lanes / share)
+    # (1/share - 1/gpus) is (units - 1)/gpus for even gangs.
+    between_s = 2 * (units - 1) * between.latency_s + 2 * size * (1 / share - 1 / gpus) / rail
+    return Talk(inside_s, np.where(units > 1, between_s, 0.0))
+
+
+def _share(gpus: int, units: Counts) -> Counts:
+    """GPUs of a gang in its fullest unit."""
+    return -(-gpus // units)
+
+
+def _where_the_bytes_are(inside_s: Numbers, between_s: Numbers, bytes_s: Numbers, units: Counts) -> Talk:
+    """The slowest link carries all bytes: the wires between units if there are any."""
+    return Talk(inside_s + np.where(units > 1, 0.0, bytes_s), between_s + np.where(units > 1, bytes_s, 0.0))
 
 
 _COSTS = {"ring": ring, "tree": tree, "two-level": two_level}
@@ -180,37 +190,35 @@ class Network(SpeedModel):
         spec = cluster.kinds[kind]
         known = network_models()[model or UNNAMED]
         compute_s = np.full(len(nodes), known.compute_s(self._gpu_type(spec.gpu_type)))
-        inner_s, wire_s = np.zeros(len(nodes)), np.zeros(len(nodes))
         if gpus == 1:
-            return Times(compute_s, inner_s, wire_s)
-        hops = _hops(self.links_of(cluster))
-        size, group = known.parameters * self.gradient_bytes, max(spec.groups or (spec.gpus,))
-        narrower_s = 0.0
-        for at, (count, span) in enumerate(zip(nodes.tolist(), tier.tolist(), strict=True)):
-            if span < TIER_RACK:
-                # Inside a node, groups are what is linked well; each GPU has a link of its own to the other groups.
-                units = 1 if span == TIER_GROUP or not spec.groups else min(gpus, max(2, math.ceil(gpus / group)))
-                talk = self._all_reduce(gpus, units, hops[TIER_GROUP], hops[TIER_NODE], gpus, size)
-                # Two levels can save a few steps of latency over one: that does not make a wider placement better.
-                inner_s[at] = max(talk.total_s, narrower_s)
-                narrower_s = inner_s[at] if gpus <= spec.gpus else 0.0
-            else:
-                inside = hops[TIER_GROUP if math.ceil(gpus / count) <= group else TIER_NODE]
-                talk = self._all_reduce(gpus, count, inside, hops[span], self.nics_per_node, size)
-                inner_s[at], wire_s[at] = talk.inside_s, max(talk.between_s, narrower_s - talk.inside_s)
+            return Times(compute_s, np.zeros(len(nodes)), np.zeros(len(nodes)))
+        links, size = _hops(self.links_of(cluster)), known.parameters * self.gradient_bytes
+        group = max(spec.groups or (spec.gpus,))
+        spans, share = tier >= TIER_RACK, -(-gpus // nodes)
+        # Inside a node, groups are the units, and each GPU has a link of its own to the other groups. Between nodes the
+        # nodes are, and a gang's GPUs on one share its network cards.
+        groups = 1 if not spec.groups else min(gpus, max(2, math.ceil(gpus / group)))
+        units = np.where(spans, nodes, np.where(tier == TIER_GROUP, 1, groups))
+        inside = np.where(spans & (share > group), TIER_NODE, TIER_GROUP)
+        lanes = np.minimum(np.where(spans, self.nics_per_node, gpus), -(-gpus // units))
+        talk = self._all_reduce(gpus, units, links.at(inside), links.at(np.maximum(tier, TIER_NODE)), lanes, size)
+        inner_s = np.where(spans, talk.inside_s, talk.total_s)
+        # Two levels can save a few steps of latency over one: that does not make a wider placement the better one.
+        inner_s[1] = max(inner_s[0], inner_s[1])
+        narrower_s = inner_s[1] if gpus <= spec.gpus else 0.0
+        wire_s = np.where(spans, np.maximum(talk.between_s, narrower_s - inner_s), 0.0)
         return Times(compute_s, inner_s, wire_s)
 
-    def _all_reduce(self, gpus: int, units: int, inside: Hop, between: Hop, lanes: int, size: float) -> Talk:
-        """All buckets of one iteration."""
+    def _all_reduce(
+        self, gpus: int, units: NDArray[np.int64], inside: Hop, between: Hop, lanes: NDArray[np.int64], size: float
+    ) -> Talk:
+        """All buckets of one iteration, each shape by its fastest algorithm (or by the one that is set)."""
         buckets = max(1, math.ceil(size / (self.bucket_mb * 1e6)))
-        lanes = min(lanes, math.ceil(gpus / units))
-        costs = _COSTS.values() if self.algorithm == "auto" else (_COSTS[self.algorithm],)
-        best = min((cost(gpus, units, inside, between, lanes, size / buckets) for cost in costs), key=_total)
-        return Talk(buckets * best.inside_s, buckets * best.between_s)
-
-
-def _total(talk: Talk) -> float:
-    return talk.total_s
+        costs = list(_COSTS.values()) if self.algorithm == "auto" else [_COSTS[self.algorithm]]
+        talks = [cost(gpus, units, inside, between, lanes, size / buckets) for cost in costs]
+        inside_s, between_s = (np.array([talk[part] for talk in talks]) for part in (0, 1))
+        fastest = (inside_s + between_s).argmin(0), np.arange(len(units))
+        return Talk(buckets * inside_s[fastest], buckets * between_s[fastest])
 
 
 def _tiers_in(cluster: Cluster) -> list[int]:
@@ -231,15 +239,19 @@ def _bandwidth(links: Mapping[str, Link], tier: int) -> float | None:
     return None
 
 
-def _hops(links: Mapping[str, Link]) -> list[Hop]:
-    """What each tier costs; a wider one is never better than a narrower one, whose links it passes through."""
-    hops: list[Hop] = []
-    latency_s, bytes_per_s = 0.0, math.inf
-    for tier in range(len(TIERS)):
-        link = links.get(TIERS[tier], Link())
-        latency_us = USUAL_LATENCY_US[tier] if link.latency_us is None else link.latency_us
-        latency_s = max(latency_s, latency_us * 1e-6)
-        gbps = _bandwidth(links, tier)
-        bytes_per_s = min(bytes_per_s, math.inf if gbps is None else gbps * 1e9 / 8)
-        hops.append(Hop(latency_s, bytes_per_s))
-    return hops
+class _Tiers(NamedTuple):
+    """What a step costs in each tier."""
+
+    latency_s: NDArray[np.float64]
+    bytes_per_s: NDArray[np.float64]
+
+    def at(self, tier: NDArray[np.int64]) -> Hop:
+        return Hop(self.latency_s[tier], self.bytes_per_s[tier])
+
+
+def _hops(links: Mapping[str, Link]) -> _Tiers:
+    """A wider tier is never better than a narrower one, whose links it passes through."""
+    given = [links.get(tier, Link()).latency_us for tier in TIERS]
+    latency_us = [usual if us is None else us for us, usual in zip(given, USUAL_LATENCY_US, strict=True)]
+    gbps = [_bandwidth(links, tier) or math.inf for tier in range(len(TIERS))]
+    return _Tiers(np.maximum.accumulate(latency_us) * 1e-6, np.minimum.accumulate(gbps) * 1e9 / 8)
