@@ -11,6 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from thebes.perf import registry as perf_registry
 from thebes.policy import registry
 from thebes.report.metrics import REQUIRED_KEYS
 
@@ -173,6 +174,30 @@ def test_placements_are_listed_with_their_parameters(thebes) -> None:
         assert word in out
 
 
+def test_speed_models_are_listed_with_their_parameters_and_so_is_what_wraps_them(thebes) -> None:
+    out = thebes("perf").out
+    for word in (*perf_registry(), "perf.skewed", "contention.eta", "interference.node_loss"):
+        assert word in out
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_help_names_every_speed_model(thebes, command: str) -> None:
+    words = thebes(command, "--help").out.replace("│", " ").split()
+    for name in perf_registry():
+        assert name in [word.strip(",") for word in words]
+
+
+def test_contention_is_a_flag_and_its_law_can_be_set(thebes) -> None:
+    def parameters(*flags: str) -> dict[str, str]:
+        return json.loads(thebes("simulate", *TEN, "--policy", "fifo", *flags, "--json", "-").out)["parameters"]
+
+    assert parameters()["contention.on"] == "no"
+    assert parameters("--contention")["contention.on"] == "yes"
+    assert parameters("--set", "contention.on=yes")["contention.on"] == "yes"
+    chosen = parameters("--contention", "--set", "contention.eta=0.5", "--set", "interference.node_loss=0.1")
+    assert (chosen["contention.eta"], chosen["interference.node_loss"]) == ("0.5", "0.1")
+
+
 def test_compat_reproduces_a_published_figure_and_tells_when_jobs_are_left(thebes, tmp_path: Path) -> None:
     trace = Path(__file__).parents[1] / "anchors" / "data" / "60_job.csv"
     cluster = tmp_path / "n4g4.csv"
@@ -202,6 +227,10 @@ BAD = {
     "unknown perf": ((*TEN, "--policy", "fifo", "--perf", "tier"), "did you mean 'tiers'?"),
     "unknown cost": ((*TEN, "--policy", "fifo", "--set", "cost.resume=1"), "did you mean 'resume_s'?"),
     "unknown mechanism": ((*TEN, "--policy", "fifo", "--set", "cost.mechanism=kil"), "did you mean 'kill'?"),
+    "unknown contention": ((*TEN, "--policy", "fifo", "--set", "contention.etta=1"), "did you mean 'eta'?"),
+    "contention overlap": ((*TEN, "--policy", "fifo", "--set", "contention.overlap=ful"), "did you mean 'full'?"),
+    "interference": ((*TEN, "--policy", "fifo", "--set", "interference.node=1"), "did you mean 'node_loss'?"),
+    "near prefix": ((*TEN, "--policy", "fifo", "--set", "contension.eta=1"), "did you mean 'contention'?"),
     "few speeds": ((*TEN, "--policy", "fifo", "--set", "perf.skewed=1,1"), "needs 4 speeds"),
     "fractional": ((*TEN, "--policy", "fifo", "--fractional"), "does not share a GPU between jobs"),
     "sample file": ((*TEN, "--policy", "gittins", "--set", "samples_file=nowhere.csv"), "cannot read samples"),

@@ -14,7 +14,7 @@ from thebes.report.charts import looks
 from thebes.report.figures import figures_of, write_figures
 from thebes.sim.result import Result
 
-NAMES = ["jct", "queueing-delay", "jct-by-class", "utilisation", "queue-length", "gpu-time", "jobs"]
+NAMES = ["jct", "queueing-delay", "fairness", "jct-by-class", "utilisation", "queue-length", "gpu-time", "jobs"]
 
 
 def odd_results() -> list[Result]:

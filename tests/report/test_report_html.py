@@ -16,7 +16,7 @@ import pytest
 from toy import toy_result, toy_results, workload
 
 from thebes.model.errors import UserError
-from thebes.report import charts, series
+from thebes.report import charts, series, units
 from thebes.report.html import render, write_report
 from thebes.report.metrics import column, summarise
 from thebes.sim.result import Result
@@ -89,6 +89,31 @@ def test_every_chart_has_its_place(count: int) -> None:
         assert key in drawn
 
 
+def test_fairness_communication_and_fragmentation_are_columns_of_the_summary(page: str, four: list[Result]) -> None:
+    head, body = re.search(r'<table class="summary"><thead>(.*?)</thead><tbody>(.*?)</tbody>', page).groups()  # type: ignore[union-attr]
+    headings = [re.sub("<[^>]*>", "", cell).replace("-", "") for cell in re.findall(r"<th>(.*?)</th>", head)]
+    for words in ("Maxrho", "Meanrho", "Communication", "Fragmentation"):
+        assert words in headings
+    worst = four[0].metrics["max_rho"]
+    assert isinstance(worst, float)
+    first = re.findall(r"<td[^>]*>(.*?)</td>", body.split("</tr>")[0])
+    assert first[headings.index("Maxrho") - 1] == units.figure(worst)
+    assert first[headings.index("Communication") - 1] == "10.0%"
+
+
+def test_fairness_is_drawn_over_jobs_and_over_organisations(page: str, four: list[Result]) -> None:
+    drawn = {chart["key"]: chart for chart in json.loads(Page(page).inside["charts"])["charts"]}
+    ends = [curve["y"][-1] for curve in drawn["rho"]["data"]]
+    assert ends == pytest.approx([100.0] * len(four))
+    assert [sorted(dots["text"]) for dots in drawn["tenants"]["data"]] == [["org-0", "org-1", "org-2"]] * len(four)
+
+
+def test_one_organisation_alone_is_not_drawn() -> None:
+    one = toy_result(workload(5))
+    alone = replace(one, metrics={**one.metrics, "rho_by_tenant": {"": 1.0}})
+    assert "chart-tenants" not in render([alone])
+
+
 EVIL = '<script>alert("x")</script>&%{y}'
 
 
@@ -139,8 +164,10 @@ def long_run(jobs: int) -> Result:
             "jct_s": jct,
             "queue_delay_s": jct / 2,
             "first_wait_s": jct / 2,
-            **{f"{part}_gpu_s": zeros for part in ("useful", "overhead", "lost", "idle_held")},
-            **{kind: zeros.astype(int) for kind in ("preemptions", "promotions", "demotions", "migrations")},
+            **{f"{part}_gpu_s": zeros for part in ("useful", "overhead", "lost", "idle_held", "spread")},
+            **{kind: zeros.astype(int) for kind in ("preemptions", "promotions", "demotions", "migrations", "resizes")},
+            **{name: pl.Series([None] * jobs, dtype=pl.String) for name in ("tenant", "model")},
+            **dict.fromkeys(("ran_s", "comm_s"), zeros),
         }
     )
     timeline = pl.DataFrame(
@@ -148,6 +175,7 @@ def long_run(jobs: int) -> Result:
             "time_s": np.sort(np.concatenate([submit, submit + jct])),
             "busy_gpus": random.integers(0, 64, 2 * jobs),
             "waiting_jobs": random.integers(0, 900, 2 * jobs),
+            "waiting_gpus": random.integers(0, 3000, 2 * jobs),
         }
     )
     small = toy_result(workload(5))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -17,16 +17,18 @@ from thebes.report.metrics import JOB_CLASSES, REQUIRED_KEYS, Metrics, class_mas
 from thebes.sim.result import Result
 
 
-def jobs_frame(rows: Sequence[dict[str, float | None]]) -> pl.DataFrame:
+def jobs_frame(rows: Sequence[Mapping[str, float | str | None]]) -> pl.DataFrame:
     """Job rows with what the metrics read; what a row does not say is zero, or null for a job that did not finish."""
-    counts = ("preemptions", "promotions", "demotions", "migrations")
-    sums = ("useful_gpu_s", "overhead_gpu_s", "lost_gpu_s", "idle_held_gpu_s")
+    counts = ("preemptions", "promotions", "demotions", "migrations", "resizes")
+    sums = ("useful_gpu_s", "overhead_gpu_s", "lost_gpu_s", "idle_held_gpu_s", "spread_gpu_s", "ran_s", "comm_s")
+    words = ("tenant", "model")
     times = ("submit_s", "duration_s", "finish_s", "jct_s", "queue_delay_s", "first_wait_s")
     return pl.DataFrame(
-        [{**dict.fromkeys((*counts, *sums), 0), **dict.fromkeys(times), "gpus": 1.0, **row} for row in rows],
+        [{**dict.fromkeys((*counts, *sums), 0), **dict.fromkeys((*times, *words)), "gpus": 1.0, **row} for row in rows],
         schema={
             **dict.fromkeys(("gpus", *times, *sums), pl.Float64),
             **dict.fromkeys(counts, pl.Int64),
+            **dict.fromkeys(words, pl.String),
         },
     )
 
@@ -142,10 +144,48 @@ def test_limits_of_the_job_classes_are_parameters() -> None:
 
 
 def test_queue_length_is_weighted_by_time() -> None:
-    timeline = pl.DataFrame({"time_s": [0.0, 10.0, 40.0], "waiting_jobs": [4, 0, 9]})
+    timeline = pl.DataFrame(
+        {"time_s": [0.0, 10.0, 40.0], "waiting_jobs": [4, 0, 9], "busy_gpus": [1, 2, 0], "waiting_gpus": [8, 0, 9]}
+    )
     metrics = metrics_of(jobs_frame(THREE_JOBS), timeline=timeline)
     assert metrics["avg_waiting_jobs"] == 1.0
     assert metrics["max_waiting_jobs"] == 9
+
+
+def test_communication_is_weighted_by_gpus_and_running_time() -> None:
+    """Given 1 GPU for 100 s with 10 s of talk and 3 GPUs for 100 s with 50 s of it: (10 + 150) of 400 GPU-seconds."""
+    jobs = jobs_frame([{"ran_s": 100.0, "comm_s": 10.0}, {"gpus": 3.0, "ran_s": 100.0, "comm_s": 50.0}])
+    assert metrics_of(jobs)["communication_share"] == pytest.approx(160 / 400)
+    assert metrics_of(jobs_frame([{}]))["communication_share"] is None
+
+
+def test_spread_is_a_share_of_useful_work() -> None:
+    jobs = jobs_frame([{"useful_gpu_s": 300.0, "spread_gpu_s": 100.0}, {"useful_gpu_s": 100.0}])
+    metrics = metrics_of(jobs)
+    assert (metrics["spread_gpu_seconds"], metrics["spread_share"]) == (100.0, 0.25)
+    assert metrics_of(jobs_frame([{}]))["spread_share"] is None
+
+
+def test_fragmentation_counts_idle_gpus_that_somebody_waits_for() -> None:
+    """Two GPUs for 1,100 s. Idle and wanted: both for 10 s (8 were asked for), one for 20 s (only 1 was), then none."""
+    timeline = pl.DataFrame(
+        {
+            "time_s": [0.0, 10.0, 30.0, 40.0],
+            "busy_gpus": [0, 0, 2, 0],
+            "waiting_jobs": [1, 1, 3, 0],
+            "waiting_gpus": [8, 1, 9, 0],
+        }
+    )
+    metrics = metrics_of(jobs_frame(THREE_JOBS), timeline=timeline)
+    assert metrics["idle_wanted_gpu_seconds"] == 40.0
+    assert metrics["fragmentation"] == pytest.approx(40 / 2200)
+    assert metrics_of(jobs_frame(THREE_JOBS))["fragmentation"] is None
+
+
+def test_the_models_of_the_jobs_are_part_of_the_figures() -> None:
+    metrics = metrics_of(jobs_frame([{"model": "vgg16"}, {"model": "resnet50"}, {"model": "vgg16"}, {}]))
+    assert metrics["models"] == {"resnet50": 1, "vgg16": 2}
+    assert "models" not in metrics_of(jobs_frame(THREE_JOBS))
 
 
 def test_json_is_strict_even_for_infinite_and_odd_parameters() -> None:

@@ -38,6 +38,7 @@ COMMANDS = {
     "rehearse": Entry("rehearse", "rehearse", SIMULATE),
     "policies": Entry("catalogue", "policies", SIMULATE, is_group=True),
     "placements": Entry("catalogue", "placements", SIMULATE),
+    "perf": Entry("catalogue", "perf", SIMULATE),
     "trace": Entry("trace", "app", SIMULATE, is_group=True),
     "up": Entry("instance", "up", CLUSTER),
     "down": Entry("instance", "down", CLUSTER),

@@ -1,4 +1,4 @@
-"""`thebes policies` and `thebes placements`: what there is to choose from, and which knobs it has."""
+"""`thebes policies`, `thebes placements` and `thebes perf`: what there is to choose from, and which knobs it has."""
 
 from __future__ import annotations
 
@@ -63,6 +63,22 @@ def placements() -> None:
     for name, placement in registry().items():
         console.print(f"[bold]{name}[/bold]  {inspect.cleandoc(placement.__doc__ or '')}", highlight=False)
         _print_parameters(console, placement, "placement.")
+
+
+def perf() -> None:
+    """List the models of how fast a placed job runs, contention and interference, and the networks by name."""
+    from thebes.perf import registry
+    from thebes.perf.contention import Contention
+    from thebes.perf.interference import Interference
+
+    console = _console()
+    for name, model in registry().items():
+        console.print(f"[bold]{name}[/bold]  {inspect.cleandoc(model.__doc__ or '')}", highlight=False)
+        _print_parameters(console, model, "perf.")
+    console.print("[bold]With any of them:[/bold]", highlight=False)
+    for name, wrapper in (("contention", Contention), ("interference", Interference)):
+        console.print(f"[bold]{name}[/bold]  {inspect.cleandoc(wrapper.__doc__ or '')}", highlight=False)
+        _print_parameters(console, wrapper, f"{name}.")
 
 
 def _print_parameters(console: Console, owner: type, prefix: str) -> None:

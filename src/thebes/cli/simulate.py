@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -14,7 +17,11 @@ if TYPE_CHECKING:
     from thebes.model.cluster import Cluster
     from thebes.model.trace import Trace
     from thebes.policy import Policy
+    from thebes.sim.choices import Common
     from thebes.sim.result import Result
+
+# Written out here, for importing the models takes longer than all of `thebes --help`; a test keeps the two together.
+PERFS = "tiers, ideal"
 
 TraceFile = Annotated[
     str, typer.Argument(metavar="TRACE", help="A trace of any known format, or philly-sample (ships with Thebes).")
@@ -25,61 +32,122 @@ ClusterSpec = Annotated[
         "--cluster", "-c", metavar="SPEC", help="8x8 (nodes x GPUs), 4x8x8 (racks first), TOML or Tiresias CSV."
     ),
 ]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="A parameter of the policy; placement.KEY, perf.KEY, cost.KEY for the others.",
-    ),
-]
-PlacementName = Annotated[
-    str | None, typer.Option("--placement", "-p", help="Where GPUs are taken (see `thebes placements`).")
-]
-PerfName = Annotated[str, typer.Option("--perf", help="How fast a placed job runs: tiers or ideal.")]
-JsonFile = Annotated[
-    str | None, typer.Option("--json", metavar="FILE|-", help="Write the figures as JSON; - for stdout.")
-]
-ReportFile = Annotated[Path | None, typer.Option("--report", metavar="FILE.html", help="Write a one-file HTML report.")]
-FigureFolder = Annotated[Path | None, typer.Option("--figures", metavar="DIR", help="Write the charts as PNG and PDF.")]
-EventsFile = Annotated[
-    Path | None, typer.Option("--events", metavar="FILE.parquet", help="Write every event: .parquet or .csv.")
-]
-Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N jobs.")]
-Seed = Annotated[
-    int, typer.Option(min=0, max=2**63 - 1, help="For what is random: models of a trace without any, random placement.")
-]
-SkipOversize = Annotated[bool, typer.Option("--skip-oversize", help="Leave out jobs that can never fit, and go on.")]
-Fractional = Annotated[
-    bool, typer.Option("--fractional", help="Keep fractions of GPUs (only for policies that share GPUs).")
-]
-IgnoreType = Annotated[bool, typer.Option("--ignore-gpu-type", help="Any GPU will do, whatever type a job asks for.")]
-NoCheck = Annotated[bool, typer.Option("--no-check", help="Leave out the checker of every decision, for speed.")]
-FormatName = Annotated[str | None, typer.Option("--format", help="Skip detection of the trace's format.")]
-DurationColumn = Annotated[str, typer.Option(help="Take run times from this column of the trace.")]
 
 
+@dataclass(frozen=True)
+class Shared:
+    """The options that `simulate` and `compare` have in common: written once, read once."""
+
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A parameter of the policy; placement.KEY, perf.KEY, cost.KEY, contention.KEY, interference.KEY for "
+            "the others.",
+        ),
+    ] = None
+    placement: Annotated[
+        str | None, typer.Option("--placement", "-p", help="Where GPUs are taken (see `thebes placements`).")
+    ] = None
+    perf: Annotated[
+        str, typer.Option("--perf", metavar="NAME", help=f"How fast a placed job runs: {PERFS} (see `thebes perf`).")
+    ] = "tiers"
+    network: Annotated[
+        str | None,
+        typer.Option("--network", metavar="NAME", help="The links of the cluster by name (see `thebes perf`)."),
+    ] = None
+    contention: Annotated[
+        bool, typer.Option("--contention", help="Transfers of different jobs that share a link slow each other down.")
+    ] = False
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE|-", help="Write the figures as JSON; - for stdout.")
+    ] = None
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE.html", help="Write a one-file HTML report.")
+    ] = None
+    figures: Annotated[
+        Path | None, typer.Option("--figures", metavar="DIR", help="Write the charts as PNG and PDF.")
+    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N jobs.")] = None
+    seed: Annotated[
+        int,
+        typer.Option(min=0, max=2**63 - 1, help="For what is random: models of a trace without any, random placement."),
+    ] = 0
+    skip_oversize: Annotated[
+        bool, typer.Option("--skip-oversize", help="Leave out jobs that can never fit, and go on.")
+    ] = False
+    fractional: Annotated[
+        bool, typer.Option("--fractional", help="Keep fractions of GPUs (only for policies that share GPUs).")
+    ] = False
+    ignore_gpu_type: Annotated[
+        bool, typer.Option("--ignore-gpu-type", help="Any GPU will do, whatever type a job asks for.")
+    ] = False
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Leave out the checker of every decision, for speed.")
+    ] = False
+    format: Annotated[str | None, typer.Option("--format", help="Skip detection of the trace's format.")] = None
+    duration_column: Annotated[str, typer.Option(help="Take run times from this column of the trace.")] = "duration"
+
+    def common(self) -> Common:
+        from thebes.sim.choices import Common
+
+        return Common(
+            placement=self.placement,
+            perf=self.perf,
+            contention=self.contention,
+            seed=self.seed,
+            limit=self.limit,
+            skip_oversize=self.skip_oversize,
+            fractional=self.fractional,
+            ignore_gpu_type=self.ignore_gpu_type,
+            checks=not self.no_check,
+        )
+
+    def inputs(self, cluster: str, trace: str) -> tuple[Cluster, Trace]:
+        from thebes.trace import read
+        from thebes.trace.cluster_file import read_cluster
+
+        where = read_cluster(cluster)
+        if self.network is not None:
+            from thebes.model.links import with_network
+
+            where = with_network(where, self.network)
+        return where, read(trace, format=self.format, duration_column=self.duration_column)
+
+
+def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with one option per field of Shared, which it gets as its last argument."""
+    types = get_type_hints(command, include_extras=True) | get_type_hints(Shared, include_extras=True)
+    own = {p.name: p.default for p in inspect.signature(command).parameters.values() if p.name != "shared"}
+    defaults = own | {field.name: field.default for field in dataclasses.fields(Shared)}
+
+    def run(**given: Any) -> None:
+        command(**{name: given.pop(name) for name in own}, shared=Shared(**given))
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {name: types[name] for name in defaults} | {"return": None}
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[name])
+            for name, default in defaults.items()
+        ]
+    )
+    return run
+
+
+@with_shared_options
 def simulate(
     trace: TraceFile,
     cluster: ClusterSpec,
     policy: Annotated[
         str, typer.Option("--policy", metavar="NAME", help="A name (see `thebes policies`) or FILE.py:CLASS.")
     ],
-    settings: Settings = None,
-    placement: PlacementName = None,
-    perf: PerfName = "tiers",
-    json: JsonFile = None,
-    report: ReportFile = None,
-    figures: FigureFolder = None,
-    events: EventsFile = None,
-    limit: Limit = None,
-    seed: Seed = 0,
-    skip_oversize: SkipOversize = False,
-    fractional: Fractional = False,
-    ignore_gpu_type: IgnoreType = False,
-    no_check: NoCheck = False,
-    format: FormatName = None,
-    duration_column: DurationColumn = "duration",
+    events: Annotated[
+        Path | None, typer.Option("--events", metavar="FILE.parquet", help="Write every event: .parquet or .csv.")
+    ] = None,
+    *,
+    shared: Shared,
 ) -> None:
     """Replay a trace on a cluster under one policy."""
     from thebes.report.metrics import to_json
@@ -87,99 +155,60 @@ def simulate(
     from thebes.sim.choices import choose, parse_settings
     from thebes.sim.simulate import run
 
-    choice = choose(
-        policy,
-        parse_settings(settings or []),
-        placement=placement,
-        perf=perf,
-        seed=seed,
-        limit=limit,
-        skip_oversize=skip_oversize,
-        fractional=fractional,
-        ignore_gpu_type=ignore_gpu_type,
-        checks=not no_check,
-    )
-    _check_outputs(json, report, figures, events)
-    where, jobs = _inputs(cluster, trace, format, duration_column)
+    choice = choose(policy, parse_settings(shared.settings or []), shared.common())
+    _check_outputs(shared, events)
+    where, jobs = shared.inputs(cluster, trace)
     _compile_for([choice.policy])
     with _progress([choice.policy.label]) as advance:
         result = run(jobs, where, choice.policy, choice.options, lambda done, of, _now: advance(0, done / of))
-    if json != "-":
+    if shared.json != "-":
         print_result(result.metrics)
     _tell_notes([result])
-    _write_json(json, to_json(result.metrics))
-    _write_rest([result], report, figures, events)
+    _write_json(shared.json, to_json(result.metrics))
+    _write_rest([result], shared, events)
     _leave_if_unfinished([result])
 
 
+@with_shared_options
 def compare(
     trace: TraceFile,
     cluster: ClusterSpec,
     policies: Annotated[str, typer.Option("--policies", metavar="A,B,C", help="Names, with commas between them.")],
-    settings: Settings = None,
-    placement: PlacementName = None,
-    perf: PerfName = "tiers",
-    json: JsonFile = None,
-    report: ReportFile = None,
-    figures: FigureFolder = None,
-    limit: Limit = None,
-    seed: Seed = 0,
-    skip_oversize: SkipOversize = False,
-    fractional: Fractional = False,
-    ignore_gpu_type: IgnoreType = False,
-    no_check: NoCheck = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes at a time; as many as there are cores.")] = None,
-    format: FormatName = None,
-    duration_column: DurationColumn = "duration",
+    *,
+    shared: Shared,
 ) -> None:
     """Replay a trace under several policies, side by side. NAME.KEY=VALUE sets a parameter of one of them."""
     from thebes.report.tables import print_comparison
     from thebes.sim.choices import choose_several, parse_settings
     from thebes.sim.comparison import comparison_json, run_several
 
-    choices = choose_several(
-        [name.strip() for name in policies.split(",") if name.strip()],
-        parse_settings(settings or []),
-        placement=placement,
-        perf=perf,
-        seed=seed,
-        limit=limit,
-        skip_oversize=skip_oversize,
-        fractional=fractional,
-        ignore_gpu_type=ignore_gpu_type,
-        checks=not no_check,
-    )
-    _check_outputs(json, report, figures, None)
-    where, jobs = _inputs(cluster, trace, format, duration_column)
+    names = [name.strip() for name in policies.split(",") if name.strip()]
+    choices = choose_several(names, parse_settings(shared.settings or []), shared.common())
+    _check_outputs(shared, None)
+    where, jobs = shared.inputs(cluster, trace)
     _compile_for([choice.policy for choice in choices])
     with _progress([choice.policy.label for choice in choices]) as advance:
         results = run_several(jobs, where, choices, workers=workers, advance=advance)
-    if json != "-":
+    if shared.json != "-":
         print_comparison([result.metrics for result in results])
     _tell_notes(results)
-    _write_json(json, comparison_json(results))
-    _write_rest(results, report, figures, None)
+    _write_json(shared.json, comparison_json(results))
+    _write_rest(results, shared, None)
     _leave_if_unfinished(results)
 
 
-def _inputs(cluster: str, trace: str, format: str | None, duration_column: str) -> tuple[Cluster, Trace]:
-    from thebes.trace import read
-    from thebes.trace.cluster_file import read_cluster
-
-    return read_cluster(cluster), read(trace, format=format, duration_column=duration_column)
-
-
-def _check_outputs(json: str | None, report: Path | None, figures: Path | None, events: Path | None) -> None:
+def _check_outputs(shared: Shared, events: Path | None) -> None:
     """Whatever would spoil the end of a run is said before it begins."""
     from thebes.report.files import check_target, load, make_folder
 
-    if json is not None and json != "-":
-        check_target(Path(json))
-    if report is not None:
-        check_target(report)
+    if shared.json is not None and shared.json != "-":
+        check_target(Path(shared.json))
+    if shared.report is not None:
+        check_target(shared.report)
         load("plotly.offline", needed_for="The HTML report")
-    if figures is not None:
-        make_folder(figures)
+    if shared.figures is not None:
+        make_folder(shared.figures)
         load("matplotlib", needed_for="Writing figures")
     if events is not None:
         from thebes.sim.result import check_events_ending
@@ -240,17 +269,17 @@ def _write_json(target: str | None, text: str) -> None:
         write_text(Path(target), text)
 
 
-def _write_rest(results: Sequence[Result], report: Path | None, figures: Path | None, events: Path | None) -> None:
-    if report is not None:
+def _write_rest(results: Sequence[Result], shared: Shared, events: Path | None) -> None:
+    if shared.report is not None:
         from thebes.report.html import write_report
 
-        write_report(results, report)
-        typer.echo(f"report: {report}", err=True)
-    if figures is not None:
+        write_report(results, shared.report)
+        typer.echo(f"report: {shared.report}", err=True)
+    if shared.figures is not None:
         from thebes.report.figures import write_figures
 
-        written = write_figures(results, figures)
-        typer.echo(f"figures: {len(written)} files in {figures}", err=True)
+        written = write_figures(results, shared.figures)
+        typer.echo(f"figures: {len(written)} files in {shared.figures}", err=True)
     if events is not None:
         from thebes.sim.result import write_events
 

@@ -8,12 +8,14 @@ for colour-blind readers, and where there are more runs than colours, dashes and
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
 from thebes.report import series, units
+from thebes.report.fairness import rho_of
 from thebes.report.metrics import Floats, column
 from thebes.sim.result import Result
 
@@ -30,6 +32,8 @@ PART_COLOURS = {
     "unused": "@unused",
 }
 LONGEST_LABEL = 26
+TENANTS_DRAWN = 12
+SYMBOLS = ("circle", "diamond", "cross")
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,104 @@ def delay_chart(results: Sequence[Result], styles: Sequence[Look]) -> Chart:
     )
 
 
+def rho_chart(results: Sequence[Result], styles: Sequence[Look]) -> Chart:
+    """The distribution of finish-time fairness."""
+    values = [rho_of(result.jobs, result.total_gpus) for result in results]
+    data, layout = _distribution(
+        values,
+        styles,
+        [r.jobs.height for r in results],
+        "rho",
+        floor=0.1,
+        scale=Scale(units.figure, units.decades, "a rho of "),
+    )
+    fair: Json = {
+        "type": "line",
+        "x0": 1,
+        "x1": 1,
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": "@muted", "width": 1, "dash": "dot"},
+    }
+    return Chart(
+        "rho",
+        "Finish-time fairness",
+        "Share of jobs whose rho is no more than this. Left of the dotted line a job did as well as on its equal share "
+        "of the cluster, or better.",
+        340,
+        data,
+        layout | {"shapes": [fair]},
+    )
+
+
+def tenant_chart(results: Sequence[Result], styles: Sequence[Look]) -> Chart | None:
+    """The rho of each organisation, a dot per run; None where there is only one organisation."""
+    told = [cast("Mapping[str, float]", result.metrics.get("rho_by_tenant") or {}) for result in results]
+    worst = {name: max(one.get(name, 0.0) for one in told) for one in told for name in one}
+    names = sorted(worst, key=lambda name: (-worst[name], name))[:TENANTS_DRAWN]
+    if len(names) < 2:
+        return None
+    data: list[Json] = []
+    for i, (one, look) in enumerate(zip(told, styles, strict=True)):
+        rows = [row for row, name in enumerate(names) if name in one]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": look.label,
+                "meta": i,
+                "x": _numbers(np.array([one[names[row]] for row in rows])),
+                "y": rows,
+                "text": [short(names[row] or "nobody's") for row in rows],
+                "marker": {"color": look.colour, "size": 9, "symbol": SYMBOLS[look.round % len(SYMBOLS)]},
+                "hovertemplate": f"%{{text}} under {look.label}: rho %{{x:.3g}}<extra></extra>",
+            }
+        )
+    shown = np.array([value for one in told for name, value in one.items() if name in names])
+    ticks = units.decades(shown)
+    layout: Json = {
+        "xaxis": {
+            "type": "log",
+            "title": {"text": "rho (log scale)"},
+            "tickvals": list(ticks),
+            "ticktext": list(ticks.values()),
+        },
+        "yaxis": {
+            "tickvals": list(range(len(names))),
+            "ticktext": [f"{short(name or 'nobody')} " for name in names],
+            "range": [len(names) - 0.5, -0.5],
+            "automargin": True,
+            "fixedrange": True,
+            "ticks": "",
+        },
+        "margin": {"l": 12, "r": 12, "t": 8, "b": 46},
+        "hovermode": "closest",
+        "showlegend": False,
+    }
+    more = f" The {TENANTS_DRAWN} worst off." if len(names) == TENANTS_DRAWN else ""
+    return Chart(
+        "tenants",
+        "Fairness between organisations",
+        f"The rho of each, mean over its jobs by work. Further left is better, dots close together are fairer.{more}",
+        max(340, 60 + 22 * len(names)),
+        data,
+        layout,
+    )
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How the values of a distribution are said: one by one, on the axis, and in a sentence."""
+
+    say: Callable[[float], str] = units.duration
+    ticks: Callable[[Floats], dict[float, str]] = units.log_ticks
+    within: str = ""
+
+
+DURATIONS = Scale()
+
+
 def _distribution(
     values: Sequence[Floats],
     styles: Sequence[Look],
@@ -121,10 +223,11 @@ def _distribution(
     title: str,
     *,
     floor: float | None = None,
+    scale: Scale = DURATIONS,
 ) -> tuple[list[Json], Json]:
     known = np.concatenate([v[np.isfinite(v) & (v > 0)] for v in values]) if values else np.empty(0)
     low = floor if floor is not None else float(known.min()) if len(known) else 1.0
-    ticks = units.log_ticks(np.append(np.maximum(known, low), low))
+    ticks = scale.ticks(np.append(np.maximum(known, low), low))
     end = max(float(known.max()) if len(known) else 10.0, low * 10)
     data: list[Json] = []
     for i, (one, look, n) in enumerate(zip(values, styles, jobs, strict=True)):
@@ -140,9 +243,9 @@ def _distribution(
                 "meta": i,
                 "x": _numbers(x),
                 "y": _numbers(y * 100),
-                "customdata": [units.duration(value) for value in x.tolist()],
+                "customdata": [scale.say(value) for value in x.tolist()],
                 "line": {"color": look.colour, "dash": look.dash, "width": 2, "shape": "hv"},
-                "hovertemplate": f"{look.label}: %{{y:.1f}}% within %{{customdata}}<extra></extra>",
+                "hovertemplate": f"{look.label}: %{{y:.1f}}% within {scale.within}%{{customdata}}<extra></extra>",
             }
         )
     layout: Json = {

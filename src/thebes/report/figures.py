@@ -15,6 +15,7 @@ import numpy as np
 
 from thebes.model.errors import UserError
 from thebes.report import charts, series, units
+from thebes.report.fairness import rho_of
 from thebes.report.files import load, make_folder, unwritable
 from thebes.report.metrics import Floats, column
 from thebes.sim.result import Result
@@ -91,9 +92,13 @@ def figures_of(results: Sequence[Result], looks: Sequence[charts.Look], names: S
     """What is drawn, by file name. Each figure is made when it is written, and freed then."""
     jct = [column(result.jobs, "jct_s") for result in results]
     delay = [column(result.jobs, "queue_delay_s") for result in results]
+    rho = [rho_of(result.jobs, result.total_gpus) for result in results]
     drawn: dict[str, Draw] = {
         "jct": lambda new: _distribution(new, results, looks, names, jct, "Job completion time", None),
         "queueing-delay": lambda new: _distribution(new, results, looks, names, delay, "Queueing delay", 1.0),
+        "fairness": lambda new: _distribution(
+            new, results, looks, names, rho, "Finish-time fairness rho", 0.1, units.decades
+        ),
         "jct-by-class": lambda new: _classes(new, results, looks, names),
         "utilisation": lambda new: _over_time(new, results, looks, names, "busy_gpus", "GPUs in use (%)"),
         "queue-length": lambda new: _over_time(new, results, looks, names, "waiting_jobs", "Waiting jobs"),
@@ -112,6 +117,7 @@ def _distribution(
     values: Sequence[Floats],
     title: str,
     floor: float | None,
+    ticks_of: Callable[[Floats], dict[float, str]] = units.log_ticks,
 ) -> Figure:
     across = len(names) if sum(map(len, names)) + 4 * len(names) <= 52 else 3  # about as many letters as a column holds
     legend_rows = -(-len(names) // across) if len(names) > 1 else 0
@@ -124,7 +130,7 @@ def _distribution(
         x, y = series.cumulative(one, of=result.jobs.height, floor=low)
         x, y = np.append(x, end), np.append(y, y[-1:] if len(y) else [0.0])
         axes.step(x, 100 * y, where="post", color=COLOURS[look.hue], linestyle=LINES[look.dash], label=name)
-    ticks = units.log_ticks(np.append(np.maximum(known, low), low))
+    ticks = ticks_of(np.append(np.maximum(known, low), low))
     axes.set_xscale("log")
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.set_xticks([], minor=True)

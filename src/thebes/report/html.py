@@ -31,6 +31,12 @@ TERMS = {
     "Makespan": "From the first submission to the last finish.",
     "GPU utilisation": "Useful GPU-seconds over all that the cluster had during the makespan.",
     "Slowdown": "A job's JCT over its run time alone on the GPUs it asked for.",
+    "Finish-time fairness (rho)": "A job's JCT over the time it would have taken on its equal share of the cluster: "
+    "one of as many parts as there were jobs alive during its life. 1 or less is fair. A tenant's rho is the mean over "
+    "its jobs, weighted by their work.",
+    "Communication": "The share of running GPU time spent exchanging gradients that compute does not hide.",
+    "Spread": "The share of useful GPU time of jobs on more nodes than they need.",
+    "Fragmentation": "The share of the cluster's GPU time that no job held although waiting jobs asked for it.",
     "Useful": "GPU time that moved a job forward.",
     "Overhead": "GPU time spent on starting, suspending, resuming and moving jobs.",
     "Lost": "GPU time spent on work that had to be done again.",
@@ -92,7 +98,8 @@ def _sections(results: Sequence[Result], names: Sequence[str], styles: Sequence[
     jct, delay = charts.jct_chart(results, styles), charts.delay_chart(results, styles)
     classes = charts.class_charts(results, styles)
     used, queue = charts.utilisation_chart(results, styles), charts.queue_chart(results, styles)
-    account = charts.account_chart(results, styles)
+    account, rho = charts.account_chart(results, styles), charts.rho_chart(results, styles)
+    tenants = charts.tenant_chart(results, styles)
     gantts = charts.gantt_charts(results, styles)
     several = len(results) > 1
     parts = [
@@ -106,6 +113,8 @@ def _sections(results: Sequence[Result], names: Sequence[str], styles: Sequence[
             "each class has its own scale.",
         ),
         _pair(classes),
+        _heading("How fairly they are treated"),
+        _pair([rho, tenants]) if tenants else _pair([rho], one=True),
         _heading("Over time"),
         _pair([used, queue]),
         _heading("Where the GPU time goes"),
@@ -115,7 +124,7 @@ def _sections(results: Sequence[Result], names: Sequence[str], styles: Sequence[
         _heading("The life of each job"),
         *_gantt_part(results, gantts),
     ]
-    return parts, [jct, delay, *classes, used, queue, account, *gantts]
+    return parts, [jct, delay, *classes, rho, *([tenants] if tenants else []), used, queue, account, *gantts]
 
 
 def _header(results: Sequence[Result], names: Sequence[str], styles: Sequence[Look], heading: str) -> str:
@@ -232,6 +241,11 @@ def _headline(result: Result) -> str:
         ("Makespan", units.duration(_number(say, "makespan"))),
         ("GPU utilisation", units.share(_number(say, "gpu_utilization"))),
         ("Median slowdown", units.times(_number(say, "median_slowdown"))),
+        ("Spread over nodes", units.share(_number(say, "spread_share"))),
+        ("Worst rho", units.figure(_number(say, "max_rho"))),
+        ("Average rho", units.figure(_number(say, "mean_rho"))),
+        ("Communication", units.share(_number(say, "communication_share"))),
+        ("Fragmentation", units.share(_number(say, "fragmentation"))),
         ("Preemptions", units.count(_number(say, "preemptions"))),
         ("Jobs completed", f"{units.count(_number(say, 'completed'))} of {units.count(_number(say, 'jobs'))}"),
     ]
@@ -246,7 +260,11 @@ SUMMARY: tuple[tuple[str, str, Callable[[float | None], str], Callable[[Sequence
     ("Median<br>slowdown", "median_slowdown", units.times, min),
     ("Makespan", "makespan", units.duration, min),
     ("GPU<br>utilisation", "gpu_utilization", units.share, max),
-    ("Preemptions", "preemptions", units.count, None),
+    ("Max<br>rho", "max_rho", units.figure, min),
+    ("Mean<br>rho", "mean_rho", units.figure, min),
+    ("Communi-<br>cation", "communication_share", units.share, min),
+    ("Fragmen-<br>tation", "fragmentation", units.share, min),
+    ("Preemp-<br>tions", "preemptions", units.count, None),
 )
 
 

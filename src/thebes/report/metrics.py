@@ -3,6 +3,7 @@
 Definitions are those of the literature: JCT is finish minus submit; makespan is the last finish minus the first submit;
 utilisation is useful GPU-seconds over the GPU-seconds that the cluster had during the makespan; percentiles interpolate
 linearly. Job classes are Tiresias's bins (Gu et al., NSDI'19): small or large by GPUs, short or long by duration.
+Finish-time fairness (rho) is Themis's: see thebes.report.fairness.
 Sums are exactly rounded (`math.fsum`), so a figure depends neither on row order nor on the machine that added it up.
 """
 
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+
+from thebes.report.fairness import rho_by_tenant, rho_of
 
 Value = str | int | float | None | Mapping[str, object]
 Metrics = dict[str, Value]
@@ -49,6 +52,7 @@ REQUIRED_KEYS = (
 )
 
 SMALL_GPUS = 4.0  # a job that asks for at most this many GPUs is small
+TENANTS_TOLD = 20  # of so many organisations, the worst off, the rho is told by name
 SHORT_S = 800.0  # a job that runs for less than this is short (the mean duration of Tiresias's own workload)
 
 
@@ -89,7 +93,8 @@ def summarise(
     """The metrics of one run, in the key order of `--json`.
 
     Times are averaged over the jobs that completed; GPU-seconds are added up over all jobs. A figure that needs a
-    completed job is None when there is none. `timeline`, where given, yields the average and the largest queue length.
+    completed job is None when there is none. `timeline`, where given, yields the average and the largest queue length
+    and how long GPUs idled that waiting jobs had asked for.
     """
     jct = column(jobs, "jct_s")
     done = np.isfinite(jct)
@@ -141,6 +146,7 @@ def summarise(
         "avg_waiting_jobs": avg_waiting,
         "max_waiting_jobs": max_waiting,
     }
+    metrics |= _fairness(jobs, total_gpus) | _placement_figures(jobs, useful, timeline, total_gpus, capacity)
     for job_class, members in class_masks(jobs, small_gpus=small_gpus, short_s=short_s).items():
         times = column(jobs, "jct_s")[members & done]
         metrics[f"jobs_{job_class.key}"] = int(members.sum())
@@ -148,6 +154,8 @@ def summarise(
         metrics[f"median_jct_{job_class.key}"] = percentile(times, 50)
     metrics["small_max_gpus"] = float(small_gpus)
     metrics["short_below_s"] = float(short_s)
+    if models := _models(jobs):
+        metrics["models"] = models
     if perf is not None:
         metrics["perf"] = perf
     if parameters is not None:
@@ -224,6 +232,55 @@ def _queue_length(timeline: pl.DataFrame | None) -> tuple[float | None, int | No
     span = float(time[-1] - time[0])
     area = math.fsum((np.diff(time) * waiting[:-1]).tolist())
     return (area / span if span > 0 else None), int(waiting.max())
+
+
+def _fairness(jobs: pl.DataFrame, total_gpus: int) -> Metrics:
+    rho = rho_of(jobs, total_gpus)
+    tenants = rho_by_tenant(jobs, rho)
+    worst = sorted(tenants, key=lambda tenant: (-tenants[tenant], tenant))[:TENANTS_TOLD]
+    return {
+        "max_rho": percentile(rho, 100),
+        "mean_rho": mean(rho),
+        "median_rho": percentile(rho, 50),
+        "p95_rho": percentile(rho, 95),
+        "tenants": jobs["tenant"].fill_null("").n_unique(),
+        "max_rho_tenant": max(tenants.values(), default=None),
+        "rho_by_tenant": {tenant: tenants[tenant] for tenant in worst},
+    }
+
+
+def _placement_figures(
+    jobs: pl.DataFrame, useful: float, timeline: pl.DataFrame | None, total_gpus: int, capacity: float | None
+) -> Metrics:
+    """What placement and network cost: communication that compute does not hide, gangs torn apart, wanted GPUs idle."""
+    gpus, ran_s = column(jobs, "gpus"), column(jobs, "ran_s")
+    ran_gpu_s = total(gpus * ran_s)
+    spread = total(column(jobs, "spread_gpu_s"))
+    wanted = _wanted_but_idle(timeline, total_gpus)
+    return {
+        "communication_share": total(gpus * column(jobs, "comm_s")) / ran_gpu_s if ran_gpu_s > 0 else None,
+        "spread_gpu_seconds": spread,
+        "spread_share": spread / useful if useful > 0 else None,
+        "idle_wanted_gpu_seconds": wanted,
+        "fragmentation": wanted / capacity if wanted is not None and capacity else None,
+        "resizes": _count(jobs, "resizes"),
+    }
+
+
+def _wanted_but_idle(timeline: pl.DataFrame | None, total_gpus: int) -> float | None:
+    """GPU-seconds that no job held while waiting jobs asked for as many: lost to fragments, gangs and restraint."""
+    if timeline is None or timeline.height < 2:
+        return None
+    idle = np.maximum(total_gpus - column(timeline, "busy_gpus"), 0.0)
+    wanted = np.minimum(idle, column(timeline, "waiting_gpus"))
+    return math.fsum((np.diff(column(timeline, "time_s")) * wanted[:-1]).tolist())
+
+
+def _models(jobs: pl.DataFrame) -> dict[str, int]:
+    """How many jobs train what: where the trace names no models, this is the assignment by seed."""
+    return {
+        str(model): int(count) for model, count in jobs["model"].drop_nulls().value_counts().sort("model").iter_rows()
+    }
 
 
 def _count(jobs: pl.DataFrame, name: str) -> int:

@@ -38,9 +38,13 @@ COLUMNS = (
     Column("makespan", "makespan", units.duration, rank=6),
     Column("util.", "gpu_utilization", units.share, rank=0, best=max),
     Column("preempt", "preemptions", units.count, rank=4, best=None),
-    Column("slowdown", "median_slowdown", units.times, rank=7),
-    Column("promote", "promotions", units.count, rank=8, best=None),
-    Column("migrate", "migrations", units.count, rank=9, best=None),
+    Column("slowdown", "median_slowdown", units.times, rank=10),
+    Column("max rho", "max_rho", units.figure, rank=7),
+    Column("mean rho", "mean_rho", units.figure, rank=9),
+    Column("comm.", "communication_share", units.share, rank=8),
+    Column("fragm.", "fragmentation", units.share, rank=11),
+    Column("promote", "promotions", units.count, rank=13, best=None),
+    Column("migrate", "migrations", units.count, rank=12, best=None),
 )
 
 
@@ -93,10 +97,17 @@ def result_table(metrics: Figures) -> Table:
         ("queueing delay", f"{units.duration(say('avg_queue_delay'))} on average"),
         ("makespan", units.duration(say("makespan"))),
         ("GPU utilisation", units.share(say("gpu_utilization"))),
+        ("fairness (rho)", _fairness_line(metrics)),
+        (
+            "communication",
+            f"{units.share(say('communication_share'))} of running time, "
+            f"{units.share(say('spread_share'))} of useful work on more nodes than needed",
+        ),
+        ("fragmentation", f"{units.share(say('fragmentation'))} of all GPU time idle, though jobs waited for it"),
         (
             "moves",
             f"{units.count(say('preemptions'))} preemptions, {units.count(say('promotions'))} promotions, "
-            f"{units.count(say('migrations'))} migrations",
+            f"{units.count(say('migrations'))} migrations, {units.count(say('resizes'))} resizes",
         ),
         ("GPU time", _account_line(metrics)),
         ("simulated in", f"{units.duration(say('wall_seconds'))}, {units.count(say('events'))} events"),
@@ -117,6 +128,12 @@ def print_comparison(metrics: Sequence[Figures], console: Console | None = None)
     """Several runs on the console; Rich leaves the styles out when it is not a terminal."""
     out = console or Console()
     out.print(comparison_table(metrics, width=out.width))
+
+
+def _fairness_line(metrics: Figures) -> str:
+    worst, mean, tenant = (units.figure(_number(metrics, key)) for key in ("max_rho", "mean_rho", "max_rho_tenant"))
+    several = (_number(metrics, "tenants") or 1) > 1
+    return f"{worst} at worst, {mean} on average" + (f"; {tenant} for the worst-off tenant" if several else "")
 
 
 def _account_line(metrics: Figures) -> str:

@@ -88,6 +88,11 @@ def times(factor: float | None) -> str:
     return f"{factor:.2f}×" if factor < 100 else f"{factor:,.0f}×"
 
 
+def figure(value: float | None) -> str:
+    """A number without a unit, three digits: `1.08`, `41.2`, `5,210`."""
+    return MISSING if value is None else _three_digits(value)
+
+
 def count(value: float | None) -> str:
     """A whole number with its thousands set apart; what is not whole keeps three digits."""
     if value is None:
@@ -104,6 +109,15 @@ def log_ticks(values: npt.NDArray[np.float64]) -> dict[float, str]:
     first = max(int(np.searchsorted(ticks, known.min(), side="right")) - 1, 0)
     last = min(int(np.searchsorted(ticks, known.max(), side="left")), len(ticks) - 1)
     return {tick: DURATION_TICKS_S[tick] for tick in ticks[first : last + 1].tolist()}
+
+
+def decades(values: npt.NDArray[np.float64]) -> dict[float, str]:
+    """Ticks at 0.1, 1, 10, … that cover `values`, for a logarithmic axis of plain numbers."""
+    known = values[values > 0]
+    if not len(known):
+        return {1.0: "1", 10.0: "10"}
+    first, last = int(np.floor(np.log10(known.min()))), int(np.ceil(np.log10(known.max())))
+    return {10.0**power: f"{10.0**power:,g}" for power in range(first, last + 1)}
 
 
 def _three_digits(value: float) -> str:

@@ -1,7 +1,7 @@
 """From names and `--set` texts to the objects of a run.
 
-A setting `KEY=VALUE` belongs to the policy; `placement.KEY`, `perf.KEY` and `cost.KEY` to the other models, and
-`NAME.KEY` to one policy out of several.
+A setting `KEY=VALUE` belongs to the policy; `placement.KEY`, `perf.KEY`, `cost.KEY`, `contention.KEY` and
+`interference.KEY` to the other models, and `NAME.KEY` to one policy out of several.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ class Setting:
     key: str
     value: str
 
+    @property
+    def name(self) -> str:
+        """The parameter's name: `--set` takes hyphens for underscores."""
+        return self.key.replace("-", "_")
+
 
 def parse_settings(texts: Sequence[str]) -> list[Setting]:
     settings: list[Setting] = []
@@ -46,32 +51,60 @@ def parse_settings(texts: Sequence[str]) -> list[Setting]:
     return settings
 
 
-def choose(
-    policy: str,
-    settings: Sequence[Setting],
-    *,
-    placement: str | None = None,
-    perf: str = "tiers",
-    contention: bool = False,
-    seed: int = 0,
-    limit: int | None = None,
-    skip_oversize: bool = False,
-    fractional: bool = False,
-    ignore_gpu_type: bool = False,
-    checks: bool = True,
-) -> Choice:
+@dataclass(frozen=True)
+class Common:
+    """What holds for every policy of a run, by name or as a plain value."""
+
+    placement: str | None = None  # none: the one that goes with the policy
+    perf: str = "tiers"
+    contention: bool = False
+    seed: int = 0
+    limit: int | None = None
+    skip_oversize: bool = False
+    fractional: bool = False
+    ignore_gpu_type: bool = False
+    checks: bool = True
+
+
+def choose(policy: str, settings: Sequence[Setting], common: Common) -> Choice:
     """One policy with its options."""
-    kind = find_policy(policy)
-    label = kind.name or policy
+    label = find_policy(policy).name or policy
+    _check_prefixes(settings, [label])
+    return _choice(policy, settings, common)
+
+
+def choose_several(policies: Sequence[str], settings: Sequence[Setting], common: Common) -> list[Choice]:
+    """Several policies under the same options; a setting without a prefix goes to every policy that knows it."""
+    if not policies:
+        raise UserError("--policies names no policy", hint="write --policies fifo,srtf,tiresias-l")
+    repeated = sorted({name for name in policies if policies.count(name) > 1})
+    if repeated:
+        raise UserError(f"--policies names '{repeated[0]}' twice", hint="name each policy once")
+    own = {name: set(parameters_of(find_policy(name))) for name in policies}
+    known = set().union(*own.values())
+    _check_prefixes(settings, [find_policy(name).name or name for name in policies])
     for setting in settings:
-        if setting.prefix not in ("", label, *PREFIXES):
+        if setting.prefix == "" and setting.name not in known:
+            raise UserError(f"none of these policies has a parameter '{setting.key}'", hint=nearest(setting.key, known))
+    return [_choice(name, [s for s in settings if s.prefix or s.name in own[name]], common) for name in policies]
+
+
+def _check_prefixes(settings: Sequence[Setting], labels: Sequence[str]) -> None:
+    for setting in settings:
+        if setting.prefix not in ("", *PREFIXES, *labels):
             raise UserError(
                 f"--set {setting.prefix}.{setting.key}: there is no '{setting.prefix}' in this run",
-                hint=nearest(setting.prefix, [*PREFIXES, label]),
+                hint=nearest(setting.prefix, [*PREFIXES, *labels]),
             )
-    if fractional:  # no engine of ours shares GPUs yet; a policy that does will say so with `shares`
+
+
+def _choice(policy: str, settings: Sequence[Setting], common: Common) -> Choice:
+    kind = find_policy(policy)
+    label = kind.name or policy
+    if common.fractional:  # a policy that shares decides itself who is packed: what a trace asks for stays whole
+        why = "packs jobs as it sees fit" if kind.shares else "does not share a GPU between jobs"
         raise UserError(
-            f"--fractional: policy {label} does not share a GPU between jobs",
+            f"--fractional: policy {label} {why}",
             hint="leave --fractional out: requests are rounded up to whole GPUs",
         )
 
@@ -79,60 +112,18 @@ def choose(
         return {s.key: s.value for s in settings if s.prefix in prefixes}
 
     chosen: Policy = configure(kind, of("", label), what=f"policy {label}")
-    where = find_placement(placement) if placement else type(default_placement(chosen))
-    speed = find_perf(perf)
+    where = find_placement(common.placement) if common.placement else type(default_placement(chosen))
+    contention = {"on": "yes" if common.contention else "no"} | of("contention")
     options = Options(
         placement=configure(where, of("placement"), what=f"placement {where.name}"),
-        perf=configure(speed, of("perf"), what=f"performance model {perf}"),
+        perf=configure(find_perf(common.perf), of("perf"), what=f"performance model {common.perf}"),
         costs=configure(Costs, of("cost"), what="the cost model"),
-        contention=configure(
-            Contention, {"on": str(contention).lower()} | of("contention"), what="the contention model"
-        ),
+        contention=configure(Contention, contention, what="the contention model"),
         interference=configure(Interference, of("interference"), what="the interference model"),
-        seed=seed,
-        limit=limit,
-        skip_oversize=skip_oversize,
-        ignore_gpu_type=ignore_gpu_type,
-        checks=checks,
+        seed=common.seed,
+        limit=common.limit,
+        skip_oversize=common.skip_oversize,
+        ignore_gpu_type=common.ignore_gpu_type,
+        checks=common.checks,
     )
     return Choice(chosen, options, policy)
-
-
-def choose_several(
-    policies: Sequence[str],
-    settings: Sequence[Setting],
-    *,
-    placement: str | None = None,
-    **others: bool | int | str | None,
-) -> list[Choice]:
-    """Several policies under the same options; a setting without a prefix goes to every policy that knows it."""
-    if not policies:
-        raise UserError("--policies names no policy", hint="write --policies fifo,srtf,tiresias-l")
-    repeated = sorted({name for name in policies if policies.count(name) > 1})
-    if repeated:
-        raise UserError(f"--policies names '{repeated[0]}' twice", hint="name each policy once")
-    kinds = {name: find_policy(name) for name in policies}
-    labels = {name: kind.name or name for name, kind in kinds.items()}
-    known = {key for kind in kinds.values() for key in parameters_of(kind)}
-    for setting in settings:
-        if setting.prefix == "" and setting.key.replace("-", "_") not in known:
-            raise UserError(f"none of these policies has a parameter '{setting.key}'", hint=nearest(setting.key, known))
-        if setting.prefix not in ("", *PREFIXES, *labels.values()):
-            raise UserError(
-                f"--set {setting.prefix}.{setting.key}: there is no '{setting.prefix}' in this run",
-                hint=nearest(setting.prefix, [*PREFIXES, *labels.values()]),
-            )
-    return [
-        choose(
-            name,
-            [
-                s
-                for s in settings
-                if s.prefix in (*PREFIXES, labels[name])
-                or (s.prefix == "" and s.key.replace("-", "_") in parameters_of(kinds[name]))
-            ],
-            placement=placement,
-            **others,  # type: ignore[arg-type]
-        )
-        for name in policies
-    ]

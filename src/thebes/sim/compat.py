@@ -12,6 +12,7 @@ from thebes.model.cluster import Cluster
 from thebes.model.errors import UserError
 from thebes.model.trace import Trace
 from thebes.policy.tiresias_compat import TiresiasCompat
+from thebes.report.fairness import rho_of
 from thebes.report.metrics import summarise
 from thebes.sim.released_tiresias import EVENTS, ClusterShape, ReleasedRun, run_released
 from thebes.sim.result import EVENT_KINDS, Result
@@ -51,6 +52,7 @@ def run_compat(trace: Trace, cluster: Cluster, policy: TiresiasCompat, placement
             f"{len(outcome.stuck)} of {len(gpus)} jobs never finished: the released simulator stops without a word"
         )
     frame = _jobs_frame(jobs, gpus, submit_s, duration_s, outcome)
+    frame = frame.with_columns(pl.Series("rho", rho_of(frame, cluster.total_gpus)).fill_nan(None))
     timeline = _timeline(gpus, submit_s, outcome)
     metrics = summarise(
         policy=policy.label,
@@ -112,8 +114,9 @@ def _jobs_frame(
 
     finished, started = outcome.finish_s >= 0, outcome.first_start_s >= 0
     jct_s = outcome.finish_s - submit_s
-    nothing = np.zeros(len(gpus))
+    nothing, never = np.zeros(len(gpus)), np.zeros(len(gpus), dtype=np.int64)
     return jobs.select("job_id", "user", "vc", "model").with_columns(
+        pl.coalesce("vc", "user", pl.lit("")).alias("tenant"),
         pl.Series("gpus", gpus.astype(np.float64)),
         pl.Series("submit_s", submit_s.astype(np.float64)),
         pl.Series("duration_s", duration_s.astype(np.float64)),
@@ -125,10 +128,13 @@ def _jobs_frame(
         pl.Series("preemptions", outcome.preemptions),
         pl.Series("promotions", outcome.promotions),
         pl.Series("demotions", outcome.demotions),
-        pl.Series("migrations", np.zeros(len(gpus), dtype=np.int64)),
+        pl.Series("migrations", never),
+        pl.Series("resizes", never),
         pl.Series("useful_gpu_s", (outcome.executed_s * gpus).astype(np.float64)),
-        *(pl.Series(name, nothing) for name in ("overhead_gpu_s", "lost_gpu_s", "idle_held_gpu_s")),
-        pl.Series("nodes_last", np.zeros(len(gpus), dtype=np.int64)),
+        *(pl.Series(name, nothing) for name in ("overhead_gpu_s", "lost_gpu_s", "idle_held_gpu_s", "spread_gpu_s")),
+        pl.Series("ran_s", outcome.executed_s.astype(np.float64)),
+        pl.Series("comm_s", nothing),
+        pl.Series("nodes_last", never),
         pl.Series("speed_mean", np.where(outcome.executed_s > 0, 1.0, np.nan)),
     )
 

@@ -26,9 +26,9 @@ class Result:
         queue_delay_s (all waits without GPUs added up), first_wait_s (the wait before the first start),
         preemptions, promotions, demotions, migrations, resizes (Int64), useful_gpu_s, overhead_gpu_s, lost_gpu_s,
         idle_held_gpu_s (Float64), spread_gpu_s (Float64: the useful part on more nodes than needed),
-        comm_s (Float64: running time in communication that compute does not hide),
-        nodes_last (Int64: nodes of the last placement),
-        speed_mean (Float64: work done per running second). Times of a job that did not finish are null.
+        ran_s (Float64: running time, all holds), comm_s (Float64: the part of it in communication that compute does
+        not hide), nodes_last (Int64: nodes of the last placement), speed_mean (Float64: work done per running second),
+        rho (Float64: finish-time fairness, see thebes.report.fairness). Times of a job that did not finish are null.
     `events`, a row per event in time order:
         time_s (Float64), job (UInt32: row in `jobs`), kind (Enum EVENT_KINDS), gpus (Int32),
         nodes (Int32: nodes spanned, 0 if none).

@@ -27,6 +27,7 @@ from thebes.policy import Policy
 from thebes.policy import find as find_policy
 from thebes.policy.priority import PriorityPolicy, distribution_of
 from thebes.policy.tiresias_compat import TiresiasCompat
+from thebes.report.fairness import rho_of
 from thebes.report.metrics import summarise
 from thebes.sim import fast, loop
 from thebes.sim.costs import Costs
@@ -235,6 +236,7 @@ def _result(
     trace: Trace, cluster: Cluster, policy: Policy, options: Options, work: Workload, world: World, wall_seconds: float
 ) -> Result:
     jobs, clock = _jobs_frame(work, world), world.clock.view(np.recarray)[0]
+    jobs = jobs.with_columns(pl.Series("rho", rho_of(jobs, cluster.total_gpus)).fill_nan(None))
     timeline = pl.DataFrame({name: world.timeline[name][: clock.steps].copy() for name in world.timeline.dtype.names})
     notes = (*trace.notes, *work.notes)
     metrics = summarise(
@@ -295,6 +297,7 @@ def _jobs_frame(work: Workload, world: World) -> pl.DataFrame:
         *(pl.Series(name, jobs[name].copy()) for name in ("useful_gpu_s", "overhead_gpu_s", "lost_gpu_s")),
         pl.Series("idle_held_gpu_s", jobs.idle_gpu_s.copy()),
         pl.Series("spread_gpu_s", jobs.spread_gpu_s.copy()),
+        pl.Series("ran_s", jobs.executed_s.copy()),
         pl.Series("comm_s", jobs.talked_s.copy()),
         pl.Series("nodes_last", jobs.nodes.copy()),
         pl.Series("speed_mean", np.where(jobs.executed_s > 0, jobs.work_s / ran_s, np.nan)),
