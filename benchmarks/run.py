@@ -78,7 +78,7 @@ QUICK = Plan(
 
 def bench(plan: Plan, console: Console) -> Figures:
     """Run the plan, one case after the other, and hold the figures against the goals."""
-    results = _heading()
+    results = about_this_run()
     results["scheme"] = {"load": LOAD, "seed": SEED, "largest_job_gpus": LARGEST_JOB, "repeats": plan.repeats}
     results["notes"] = []
     _warm_up(console)
@@ -134,14 +134,15 @@ def bench(plan: Plan, console: Console) -> Figures:
 
 def bench_live(plan: live_run.LivePlan, console: Console) -> Figures:
     """The same for a live cluster."""
-    results = _heading()
+    results = about_this_run()
     results["live"] = live_run.measure_all(plan, console)
     results["goals"] = list(live_run.live_goals(results["live"]))
     results["notes"] = live_run.busy_notes(results["live"])
     return results
 
 
-def _heading() -> Figures:
+def about_this_run() -> Figures:
+    """When, which code, which machine."""
     about = {"format": 1, "date": date.today().isoformat(), "thebes": thebes.__version__}
     return about | _source() | {"machine": machine.describe()}
 

@@ -176,7 +176,7 @@ def test_placements_are_listed_with_their_parameters(thebes) -> None:
 
 def test_speed_models_are_listed_with_their_parameters_and_so_is_what_wraps_them(thebes) -> None:
     out = thebes("perf").out
-    for word in (*perf_registry(), "perf.skewed", "contention.eta", "interference.node_loss"):
+    for word in (*perf_registry(), "perf.skewed", "contention.eta", "interference.node_loss", "nvlink+hdr", "10gbe"):
         assert word in out
 
 
@@ -196,6 +196,17 @@ def test_contention_is_a_flag_and_its_law_can_be_set(thebes) -> None:
     assert parameters("--set", "contention.on=yes")["contention.on"] == "yes"
     chosen = parameters("--contention", "--set", "contention.eta=0.5", "--set", "interference.node_loss=0.1")
     assert (chosen["contention.eta"], chosen["interference.node_loss"]) == ("0.5", "0.1")
+
+
+def test_a_network_is_chosen_by_name_and_a_slower_one_costs_more(thebes) -> None:
+    def share(network: str) -> float:
+        flags = ("--policy", "fifo", "--perf", "network", "--network", network, "--contention")
+        figures = json.loads(
+            thebes("simulate", "philly-sample", "--cluster", "8x8", "--limit", 60, *flags, "--json", "-").out
+        )
+        return figures["communication_share"]
+
+    assert share("10gbe") > share("nvlink+hdr") > 0
 
 
 def test_compat_reproduces_a_published_figure_and_tells_when_jobs_are_left(thebes, tmp_path: Path) -> None:
@@ -231,6 +242,7 @@ BAD = {
     "contention overlap": ((*TEN, "--policy", "fifo", "--set", "contention.overlap=ful"), "did you mean 'full'?"),
     "interference": ((*TEN, "--policy", "fifo", "--set", "interference.node=1"), "did you mean 'node_loss'?"),
     "near prefix": ((*TEN, "--policy", "fifo", "--set", "contension.eta=1"), "did you mean 'contention'?"),
+    "unknown network": ((*TEN, "--policy", "fifo", "--network", "10gb"), "did you mean '10gbe'?"),
     "few speeds": ((*TEN, "--policy", "fifo", "--set", "perf.skewed=1,1"), "needs 4 speeds"),
     "fractional": ((*TEN, "--policy", "fifo", "--fractional"), "does not share a GPU between jobs"),
     "sample file": ((*TEN, "--policy", "gittins", "--set", "samples_file=nowhere.csv"), "cannot read samples"),

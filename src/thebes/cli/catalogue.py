@@ -79,6 +79,22 @@ def perf() -> None:
     for name, wrapper in (("contention", Contention), ("interference", Interference)):
         console.print(f"[bold]{name}[/bold]  {inspect.cleandoc(wrapper.__doc__ or '')}", highlight=False)
         _print_parameters(console, wrapper, f"{name}.")
+    _print_networks(console)
+
+
+def _print_networks(console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from thebes.model.links import NETWORKS, PRESETS
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("--network", style="bold", no_wrap=True)
+    table.add_column("inside a node")
+    table.add_column("between nodes")
+    for name, links in NETWORKS.items():
+        table.add_row(name, *(f"{link}, {PRESETS[link].bandwidth_gbps:,.0f} Gb/s" for link in links))
+    console.print(table)
 
 
 def _print_parameters(console: Console, owner: type, prefix: str) -> None:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from thebes.sim.result import Result
 
 # Written out here, for importing the models takes longer than all of `thebes --help`; a test keeps the two together.
-PERFS = "tiers, ideal"
+PERFS = "tiers, ideal, network"
 
 TraceFile = Annotated[
-    str, typer.Argument(metavar="TRACE", help="A trace of any known format, or philly-sample (ships with Thebes).")
+    str, typer.Argument(metavar="TRACE", help="A trace of any known format, or one that ships with Thebes: philly-sample.")
 ]
 ClusterSpec = Annotated[
     str,

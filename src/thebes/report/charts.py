@@ -504,9 +504,9 @@ def _rows_over_time(
     return data, layout, told
 
 
-def account_chart(results: Sequence[Result], styles: Sequence[Look]) -> Chart:
+def account_chart(metrics: Sequence[Mapping[str, object]], styles: Sequence[Look], *, key: str = "account") -> Chart:
     """What became of every GPU-second between the first submission and the last finish."""
-    accounts = [series.account(result.metrics) for result in results]
+    accounts = [series.account(one) for one in metrics]
     largest = max((sum(max(v, 0.0) for v in one.values()) for one in accounts), default=0.0)
     unit, name = (units.HOUR_S, "GPU-hours") if largest >= 10 * units.HOUR_S else (1.0, "GPU-seconds")
     data: list[Json] = []
@@ -546,7 +546,7 @@ def account_chart(results: Sequence[Result], styles: Sequence[Look]) -> Chart:
         "margin": {"l": 12, "r": 16, "t": 4, "b": 44},
     }
     return Chart(
-        "account",
+        key,
         f"{name} by use",
         "All that the cluster could have given between the first submission and the last finish.",
         60 + _row_height(len(styles)) * len(styles),

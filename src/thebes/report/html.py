@@ -54,14 +54,19 @@ def render(results: Sequence[Result], *, title: str | None = None) -> str:
     """The report as text."""
     if not results:
         raise UserError("there is no result to report on.", hint="Run at least one policy.")
-    plotly = load("plotly.offline", needed_for="The HTML report")
     metrics = [result.metrics for result in results]
     names = series.labels(metrics)
     styles = charts.looks(names)
     heading = title or _default_title(results)
     sections, drawn = _sections(results, names, styles)
-    data = {"charts": [_chart_json(chart) for chart in drawn], "theme": charts.theme(), "title": _slug(heading)}
     exact = to_json([{key: value for key, value in one.items() if key != "wall_seconds"} for one in metrics])
+    return page(heading, [_header(results, names, styles, heading), *sections], drawn, exact)
+
+
+def page(heading: str, parts: Sequence[str], drawn: Sequence[Chart], exact: str) -> str:
+    """A whole page: these parts with these charts, and the exact figures (JSON) inside."""
+    plotly = load("plotly.offline", needed_for="The HTML report")
+    data = {"charts": [_chart_json(chart) for chart in drawn], "theme": charts.theme(), "title": _slug(heading)}
     return "\n".join(
         [
             "<!doctype html>",
@@ -76,8 +81,7 @@ def render(results: Sequence[Result], *, title: str | None = None) -> str:
             "</head>",
             "<body>",
             "<main>",
-            _header(results, names, styles, heading),
-            *sections,
+            *parts,
             _terms(),
             f"<footer>Made by Thebes {escape(_version('thebes'))}. This file is complete in itself and opens offline; "
             "the exact figures are inside it, as JSON, in the element <code>metrics</code>.</footer>",
@@ -98,30 +102,33 @@ def _sections(results: Sequence[Result], names: Sequence[str], styles: Sequence[
     jct, delay = charts.jct_chart(results, styles), charts.delay_chart(results, styles)
     classes = charts.class_charts(results, styles)
     used, queue = charts.utilisation_chart(results, styles), charts.queue_chart(results, styles)
-    account, rho = charts.account_chart(results, styles), charts.rho_chart(results, styles)
+    account, rho = (
+        charts.account_chart([result.metrics for result in results], styles),
+        charts.rho_chart(results, styles),
+    )
     tenants = charts.tenant_chart(results, styles)
     gantts = charts.gantt_charts(results, styles)
     several = len(results) > 1
     parts = [
         _summary(results, names, styles) if several else _headline(results[0]),
         _run_buttons(names, styles) if several else "",
-        _heading("How long jobs take"),
-        _pair([jct, delay]),
-        _heading(
+        heading_of("How long jobs take"),
+        pair([jct, delay]),
+        heading_of(
             "By class of job",
             "A policy that is good on average can be bad to some. Bars are means, ticks are medians; "
             "each class has its own scale.",
         ),
-        _pair(classes),
-        _heading("How fairly they are treated"),
-        _pair([rho, tenants]) if tenants else _pair([rho], one=True),
-        _heading("Over time"),
-        _pair([used, queue]),
-        _heading("Where the GPU time goes"),
+        pair(classes),
+        heading_of("How fairly they are treated"),
+        pair([rho, tenants]) if tenants else pair([rho], one=True),
+        heading_of("Over time"),
+        pair([used, queue]),
+        heading_of("Where the GPU time goes"),
         _account_key(results),
-        _pair([account], one=True),
+        pair([account], one=True),
         _account_table(results, names, styles),
-        _heading("The life of each job"),
+        heading_of("The life of each job"),
         *_gantt_part(results, gantts),
     ]
     return parts, [jct, delay, *classes, rho, *([tenants] if tenants else []), used, queue, account, *gantts]
@@ -143,7 +150,7 @@ def _default_title(results: Sequence[Result]) -> str:
 
 def _finding(results: Sequence[Result], names: Sequence[str]) -> str:
     """What the figures say, in one or two sentences."""
-    averages = [_number(result.metrics, "avg_jct") for result in results]
+    averages = [number(result.metrics, "avg_jct") for result in results]
     known = {i: average for i, average in enumerate(averages) if average is not None}
     if not known:
         return "No job completed."
@@ -151,8 +158,8 @@ def _finding(results: Sequence[Result], names: Sequence[str]) -> str:
         only = results[0].metrics
         return (
             f"Jobs complete in <strong>{units.duration(averages[0])}</strong> on average, "
-            f"{units.duration(_number(only, 'avg_queue_delay'))} of it queueing; the GPUs do useful work "
-            f"<strong>{units.share(_number(only, 'gpu_utilization'))}</strong> of the time."
+            f"{units.duration(number(only, 'avg_queue_delay'))} of it queueing; the GPUs do useful work "
+            f"<strong>{units.share(number(only, 'gpu_utilization'))}</strong> of the time."
         )
     lowest = min(known.values())
     leaders = [i for i in known if known[i] == lowest]
@@ -193,7 +200,7 @@ def _what_ran(results: Sequence[Result], names: Sequence[str]) -> str:
 
 
 def _jobs_words(result: Result) -> str:
-    done, jobs = _number(result.metrics, "completed"), result.jobs.height
+    done, jobs = number(result.metrics, "completed"), result.jobs.height
     known = f"{jobs:,} jobs, {result.trace.format}"
     return known if done is None or done == jobs else f"{known}, {units.count(done)} completed"
 
@@ -233,21 +240,21 @@ def _notes(results: Sequence[Result], names: Sequence[str]) -> str:
 def _headline(result: Result) -> str:
     say = result.metrics
     cells = [
-        ("Average JCT", units.duration(_number(say, "avg_jct"))),
-        ("Median JCT", units.duration(_number(say, "median_jct"))),
-        ("95th percentile JCT", units.duration(_number(say, "p95_jct"))),
-        ("99th percentile JCT", units.duration(_number(say, "p99_jct"))),
-        ("Average queueing delay", units.duration(_number(say, "avg_queue_delay"))),
-        ("Makespan", units.duration(_number(say, "makespan"))),
-        ("GPU utilisation", units.share(_number(say, "gpu_utilization"))),
-        ("Median slowdown", units.times(_number(say, "median_slowdown"))),
-        ("Spread over nodes", units.share(_number(say, "spread_share"))),
-        ("Worst rho", units.figure(_number(say, "max_rho"))),
-        ("Average rho", units.figure(_number(say, "mean_rho"))),
-        ("Communication", units.share(_number(say, "communication_share"))),
-        ("Fragmentation", units.share(_number(say, "fragmentation"))),
-        ("Preemptions", units.count(_number(say, "preemptions"))),
-        ("Jobs completed", f"{units.count(_number(say, 'completed'))} of {units.count(_number(say, 'jobs'))}"),
+        ("Average JCT", units.duration(number(say, "avg_jct"))),
+        ("Median JCT", units.duration(number(say, "median_jct"))),
+        ("95th percentile JCT", units.duration(number(say, "p95_jct"))),
+        ("99th percentile JCT", units.duration(number(say, "p99_jct"))),
+        ("Average queueing delay", units.duration(number(say, "avg_queue_delay"))),
+        ("Makespan", units.duration(number(say, "makespan"))),
+        ("GPU utilisation", units.share(number(say, "gpu_utilization"))),
+        ("Median slowdown", units.times(number(say, "median_slowdown"))),
+        ("Spread over nodes", units.share(number(say, "spread_share"))),
+        ("Worst rho", units.figure(number(say, "max_rho"))),
+        ("Average rho", units.figure(number(say, "mean_rho"))),
+        ("Communication", units.share(number(say, "communication_share"))),
+        ("Fragmentation", units.share(number(say, "fragmentation"))),
+        ("Preemptions", units.count(number(say, "preemptions"))),
+        ("Jobs completed", f"{units.count(number(say, 'completed'))} of {units.count(number(say, 'jobs'))}"),
     ]
     return f'<section class="headline">{"".join(f"<div><b>{v}</b><span>{k}</span></div>" for k, v in cells)}</section>'
 
@@ -269,11 +276,15 @@ SUMMARY: tuple[tuple[str, str, Callable[[float | None], str], Callable[[Sequence
 
 
 def _summary(results: Sequence[Result], names: Sequence[str], styles: Sequence[Look]) -> str:
-    metrics = [result.metrics for result in results]
-    averages = [_number(one, "avg_jct") for one in metrics]
+    return heading_of("Summary") + summary_table([result.metrics for result in results], names, styles)
+
+
+def summary_table(metrics: Sequence[Mapping[str, object]], names: Sequence[str], styles: Sequence[Look]) -> str:
+    """A row per run; a click on a heading sorts. Ratios are of the average JCT, to the best and to the first run."""
+    averages = [number(one, "avg_jct") for one in metrics]
     known = [average for average in averages if average is not None]
     lowest, highest = min(known, default=None), max(known, default=None)
-    best = {key: _best([_number(one, key) for one in metrics], pick) for _, key, _, pick in SUMMARY}
+    best = {key: _best([number(one, key) for one in metrics], pick) for _, key, _, pick in SUMMARY}
     unfinished = any(one["completed"] != one["jobs"] for one in metrics)
     head = "".join(f"<th>{words}</th>" for words, *_ in SUMMARY)
     done_head = "<th>Jobs<br>completed</th>" if unfinished else ""
@@ -282,21 +293,26 @@ def _summary(results: Sequence[Result], names: Sequence[str], styles: Sequence[L
         width = 100 * average / highest if average is not None and highest else 0
         lead = " class=best" if average is not None and average == lowest else ""
         bar = f'<span class="bar" style="width:{width:.1f}%;background:var(--c{look.hue})"></span>' if width else ""
-        cells = f"<td{lead}>{units.duration(average)}{bar}</td>"
-        cells += f"<td{lead}>{units.ratio(average, lowest)}</td><td>{units.ratio(average, averages[0])}</td>"
+        cells = f"<td{lead}{_sort_key(average)}>{units.duration(average)}{bar}</td>"
+        for reference, mark in ((lowest, lead), (averages[0], "")):
+            cells += f"<td{mark}{_sort_key(average)}>{units.ratio(average, reference)}</td>"
         for _, key, say, _ in SUMMARY:
-            value = _number(one, key)
+            value = number(one, key)
             mark = " class=best" if value is not None and value == best[key] else ""
-            cells += f"<td{mark}>{escape(say(value))}</td>"
+            cells += f"<td{mark}{_sort_key(value)}>{escape(say(value))}</td>"
         if unfinished:
-            cells += f"<td>{units.count(_number(one, 'completed'))} of {units.count(_number(one, 'jobs'))}</td>"
+            cells += f"<td>{units.count(number(one, 'completed'))} of {units.count(number(one, 'jobs'))}</td>"
         rows.append(f"<tr><th{lead}>{_swatch(look)}{escape(name)}</th>{cells}</tr>")
+    first = escape(_clip(names[0])) if names else ""
     return (
-        f'{_heading("Summary")}<div class="scroll"><table class="summary"><thead><tr><th>Policy</th>'
-        f"<th>Average JCT</th>"
-        f"<th>against<br>the best</th><th>against<br>{escape(_clip(names[0]))}</th>{head}{done_head}</tr></thead>"
+        '<div class="scroll"><table class="summary sortable"><thead><tr><th>Policy</th><th>Average JCT</th>'
+        f"<th>against<br>the best</th><th>against<br>{first}</th>{head}{done_head}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _sort_key(value: float | None) -> str:
+    return "" if value is None else f' data-v="{value:.6g}"'
 
 
 def _run_buttons(names: Sequence[str], styles: Sequence[Look]) -> str:
@@ -307,11 +323,13 @@ def _run_buttons(names: Sequence[str], styles: Sequence[Look]) -> str:
     return f'<nav class="runs" aria-label="Single out a policy in all charts">{buttons}</nav>'
 
 
-def _heading(words: str, about: str = "") -> str:
+def heading_of(words: str, about: str = "") -> str:
+    """A heading with a sentence about what follows."""
     return f"<h2>{escape(words)}</h2>" + (f'<p class="about">{escape(about)}</p>' if about else "")
 
 
-def _pair(drawn: Sequence[Chart], *, one: bool = False) -> str:
+def pair(drawn: Sequence[Chart], *, one: bool = False) -> str:
+    """Charts in two columns, or in one."""
     return f'<div class="pair{" one" if one else ""}">{"".join(_figure(chart) for chart in drawn)}</div>'
 
 
@@ -364,12 +382,12 @@ def _gantt_part(results: Sequence[Result], gantts: Sequence[Chart]) -> list[str]
         '<li><span class="swatch" style="background:var(--waiting)"></span>waiting for its first start</li>'
         '<li><span class="swatch" style="background:var(--suspended)"></span>suspended</li></ul>'
     )
-    return [key, _pair(gantts, one=len(gantts) == 1)]
+    return [key, pair(gantts, one=len(gantts) == 1)]
 
 
 def _terms() -> str:
     entries = "".join(f"<div><dt>{escape(term)}</dt><dd>{escape(words)}</dd></div>" for term, words in TERMS.items())
-    return f'{_heading("What the words mean")}<dl class="terms">{entries}</dl>'
+    return f'{heading_of("What the words mean")}<dl class="terms">{entries}</dl>'
 
 
 def _swatch(look: Look, *, line: bool = False) -> str:
@@ -415,7 +433,8 @@ def _distinct(words: object) -> str:
     return ", ".join(dict.fromkeys(cast("Sequence[str]", words)))
 
 
-def _number(metrics: Mapping[str, object], key: str) -> float | None:
+def number(metrics: Mapping[str, object], key: str) -> float | None:
+    """A figure of a run, None where it has none."""
     value = metrics.get(key)
     return None if value is None else float(cast(float, value))
 

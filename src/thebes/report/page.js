@@ -80,6 +80,40 @@
     });
   }
 
+  // A click on a heading sorts its table by that column, a second one the other way round; a "–" stays at the end.
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const headings = [...table.tHead.rows[table.tHead.rows.length - 1].cells];
+    headings.forEach((heading, column) => heading.addEventListener("click", () => {
+      const up = heading.getAttribute("aria-sort") !== "ascending";
+      for (const other of headings) other.removeAttribute("aria-sort");
+      heading.setAttribute("aria-sort", up ? "ascending" : "descending");
+      const keyOf = (row) => {
+        const cell = row.cells[column];
+        return column ? (cell && cell.dataset.v !== undefined ? Number(cell.dataset.v) : null) : cell.textContent;
+      };
+      const compare = (a, b) => {
+        const [x, y] = [keyOf(a), keyOf(b)];
+        if (x === null || y === null) return (x === null) - (y === null);
+        return (up ? 1 : -1) * (typeof x === "string" ? x.localeCompare(y) : x - y);
+      };
+      table.tBodies[0].append(...[...table.tBodies[0].rows].sort(compare));
+    }));
+  }
+
+  // One of several views of the same thing.
+  for (const nav of document.querySelectorAll("nav.pick")) {
+    const choices = [...nav.querySelectorAll("button")];
+    for (const choice of choices) {
+      choice.addEventListener("click", () => {
+        for (const other of choices) {
+          const chosen = other === choice;
+          other.setAttribute("aria-pressed", String(chosen));
+          document.getElementById(other.dataset.view).hidden = !chosen;
+        }
+      });
+    }
+  }
+
   // A chart that leaves the page needs the names and the ground that the page gave it.
   for (const button of document.querySelectorAll(".save button")) {
     button.addEventListener("click", () => {

@@ -18,13 +18,19 @@ def sample_path() -> Path:
     return data_path("philly_sample.csv.gz")
 
 
-SAMPLES = {"philly-sample": sample_path}
+# Traces that can be named like files.
+SAMPLES = {
+    "philly-sample": "philly_sample.csv.gz",
+    "philly-small-jobs": "philly_small_jobs.csv.gz",
+    "philly-three-tenants": "philly_three_tenants.csv.gz",
+    "helios-sample": "helios_sample.csv.gz",
+}
 
 
 def shipped_or_given(name: str | Path) -> Path:
     """The file behind the name of a shipped trace, unless a file of that name is there; any other path as it is."""
     if str(name) in SAMPLES and not Path(name).exists():
-        return SAMPLES[str(name)]()
+        return data_path(SAMPLES[str(name)])
     return Path(name)
 
 
