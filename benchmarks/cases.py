@@ -21,6 +21,7 @@ import polars as pl
 from benchmarks.machine import calibrate
 from thebes.model.cluster import Cluster
 from thebes.model.decision import Decision
+from thebes.model.links import with_network
 from thebes.model.trace import Trace
 from thebes.model.view import View
 from thebes.perf import Tiers
@@ -61,21 +62,35 @@ class _Hold(Policy):
 
 
 def replay(
-    *, trace: str, cluster: str, policy: str, checks: bool, repeats: int, jobs: int = 0, gpus: int = 0
+    *,
+    trace: str,
+    cluster: str,
+    policy: str,
+    checks: bool,
+    repeats: int,
+    jobs: int = 0,
+    gpus: int = 0,
+    load: float = LOAD,
+    network: str | None = None,
 ) -> dict[str, Any]:
-    """Simulate a whole trace (`helios`, or `generated` with so many jobs at LOAD on so many GPUs)."""
+    """Simulate a whole trace (`helios`, or `generated` with so many jobs at a load of so many GPUs).
+
+    With a network, jobs run as fast as their placement and their neighbours let them: speed model and contention on.
+    """
     began = time.perf_counter()
-    workload = read(HELIOS) if trace == "helios" else generated(jobs, gpus)
+    workload = read(HELIOS) if trace == "helios" else generated(jobs, gpus, load)
     read_s = time.perf_counter() - began
     chosen: Policy = PlainPolicy() if policy == PlainPolicy.name else find(policy)()
-    simulate(workload, cluster, chosen, limit=100, checks=checks)
+    where = read_cluster(cluster) if network is None else with_network(read_cluster(cluster), network)
+    speed = {"perf": "network", "contention": True} if network else {}
+    simulate(workload, where, chosen, limit=100, checks=checks, **speed)
     wall_s: list[float] = []
     cpu_s: list[float] = []
     loop_s: list[float] = []
     metrics: dict[str, Any] = {}
     for _ in range(repeats):
         began, cpu_began = time.perf_counter(), time.process_time()
-        metrics = simulate(workload, cluster, chosen, checks=checks).metrics
+        metrics = simulate(workload, where, chosen, checks=checks, **speed).metrics
         wall_s.append(time.perf_counter() - began)
         cpu_s.append(time.process_time() - cpu_began)
         loop_s.append(metrics["wall_seconds"])
@@ -83,11 +98,14 @@ def replay(
         "trace": trace,
         "cluster": cluster,
         "policy": policy,
+        "network": network,
+        "load": load,
         "placement": metrics["placement"],
         "checks": checks,
         "jobs": metrics["jobs"],
         "events": metrics["events"],
         "preemptions": metrics["preemptions"],
+        "avg_waiting_jobs": metrics["avg_waiting_jobs"],
         "gpu_utilization": metrics["gpu_utilization"],
         "read_seconds": read_s,
         "wall_seconds": min(wall_s),
@@ -100,10 +118,10 @@ def replay(
     }
 
 
-def generated(jobs: int, gpus: int) -> Trace:
-    """Jobs like those of the shipped Philly sample; Poisson arrivals so fast that they ask for LOAD of the GPUs."""
+def generated(jobs: int, gpus: int, load: float = LOAD) -> Trace:
+    """Jobs like those of the shipped Philly sample; Poisson arrivals so fast that they ask for `load` of the GPUs."""
     return generate(
-        GeneratorSpec(jobs=jobs, gpus=gpus, load=LOAD, seed=SEED, max_gpus=min(gpus, LARGEST_JOB), arrivals="poisson")
+        GeneratorSpec(jobs=jobs, gpus=gpus, load=load, seed=SEED, max_gpus=min(gpus, LARGEST_JOB), arrivals="poisson")
     )
 
 

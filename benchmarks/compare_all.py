@@ -239,15 +239,15 @@ COLUMNS = (
 
 
 INTRODUCTION = """\
-Written by `{command}`: {runs} runs in {minutes:.1f} minutes, {workers} processes on {machine}; {date}, commit {commit}. Do
-not edit it: run the command again. The same figures are in `benchmarks/results/compare-all.json` and, to be sorted and
-looked at, in `out/compare-all.html`.
+Written by `{command}`: {runs} runs in {minutes:.1f} minutes, {workers} processes on {machine}; {date}, commit {commit}.
+Do not edit it: run the command again. The same figures are in `benchmarks/results/compare-all.json` and, to be sorted
+and looked at, in `out/compare-all.html`.
 
-Speed model `network` with contention on, seed {seed}, placement `consolidate`, costs and parameters as they come. The traces
-name no models: the seed assigns them by GPU demand. *Communication* is the share of running GPU time that compute does not
-hide. *Rho* is finish-time fairness: 1 is fair, the worst job and the mean are given. *Fragmentation* is the share of all GPU
-time that idled although waiting jobs asked for it. The account splits all GPU time into useful / overhead / lost / idle-held
-/ unused. Bold is the best of its column."""
+Speed model `network` with contention on, seed {seed}, placement `consolidate`, costs and parameters as they come. The
+traces name no models: the seed assigns them by GPU demand. *Communication* is the share of running GPU time that
+compute does not hide. *Rho* is finish-time fairness, 1 is fair, of the worst job and in the mean. *Fragmentation* is
+the share of all GPU time that idled although waiting jobs asked for it. The account splits all GPU time into useful /
+overhead / lost / idle-held / unused. Bold is the best of its column."""
 
 
 def markdown(document: dict[str, Any]) -> str:

@@ -27,6 +27,7 @@ from rich.table import Table
 import thebes
 from benchmarks import live_run, machine
 from benchmarks.cases import HELIOS, LARGEST_JOB, LOAD, SEED, PlainPolicy
+from thebes.policy import registry
 
 ROOT = Path(__file__).parents[1]
 GPUS_PER_NODE = 8
@@ -34,6 +35,24 @@ PLAIN = PlainPolicy.name
 BUSY = 0.95  # share of the wall time that a process on an idle core spends computing
 
 Figures = dict[str, Any]
+
+# Policies that are older than networks and contention; tiresias-l stays in, to compare with.
+OLDER = (
+    *("fifo", "backfill", "lpjf", "sjf", "srtf", "srsf", "las", "gittins", "shortest-expected", "tiresias-g"),
+    *("multi-dlas", "tiresias-compat"),
+)
+NETWORK = "100gbe"
+CONTENDED_GPUS, CROWDED_GPUS = 1_024, 128
+CONTENDED: Figures = {
+    "case": "replay",
+    "trace": "generated",
+    "cluster": "8x16x8",
+    "network": NETWORK,
+    "checks": False,
+    "repeats": 1,
+    "limit_s": 120.0,
+}
+CROWDED = CONTENDED | {"cluster": "2x8x8", "load": 20.0}
 
 
 @dataclass(frozen=True)
@@ -46,6 +65,8 @@ class Plan:
     helios: tuple[tuple[str, str, bool], ...]  # cluster, policy, checker on
     decision_cluster: str
     decision_waiting: int
+    contended_jobs: int  # on CONTENDED_CLUSTER, with network and contention, under every policy that knows them
+    crowds: tuple[int, ...]  # jobs on a cluster that has room for few of them, to see what a job more alive costs
     case_limit_s: float = 600.0
 
 
@@ -65,6 +86,8 @@ FULL = Plan(
     ),
     decision_cluster="12500x8",
     decision_waiting=50_000,
+    contended_jobs=10_000,
+    crowds=(1_000, 2_000),
 )
 QUICK = Plan(
     jobs=(1_000, 10_000),
@@ -73,6 +96,8 @@ QUICK = Plan(
     helios=(("133x8", "tiresias-l", False),),
     decision_cluster="12500x8",
     decision_waiting=50_000,
+    contended_jobs=0,
+    crowds=(),
 )
 
 
@@ -127,9 +152,23 @@ def bench(plan: Plan, console: Console) -> Figures:
         policy="tiresias-l",
         repeats=5,
     )
+    results["contended"] = [
+        _measure(plan, console, jobs=plan.contended_jobs, gpus=CONTENDED_GPUS, policy=policy, **CONTENDED)
+        for policy in (newer_policies() if plan.contended_jobs else [])
+    ]
+    results["crowds"] = [
+        _measure(plan, console, jobs=jobs, gpus=CROWDED_GPUS, policy=policy, **CROWDED)
+        for policy in newer_policies()
+        for jobs in plan.crowds
+    ]
     results["goals"] = list(goals(results))
     results["notes"] += _busy(results)
     return results
+
+
+def newer_policies() -> list[str]:
+    """Those for which network, contention and sharing matter, whatever is installed."""
+    return [name for name in registry() if name not in OLDER]
 
 
 def bench_live(plan: live_run.LivePlan, console: Console) -> Figures:
@@ -163,6 +202,22 @@ def growth(grid: list[Figures]) -> Iterator[Figures]:
             }
 
 
+def crowding(crowds: list[Figures]) -> Iterator[Figures]:
+    """Time per event with many jobs alive over that with fewer, same policy. Twice the jobs, twice the time: linear."""
+    for few, many in pairwise(crowds):
+        if few["policy"] == many["policy"] and "error" not in few and "error" not in many:
+            wall, cpu = (
+                (many[key] / many["events"]) / (few[key] / few["events"]) for key in ("wall_seconds", "cpu_seconds")
+            )
+            yield {
+                "policy": few["policy"],
+                "from_jobs": few["jobs"],
+                "to_jobs": many["jobs"],
+                "growth": wall,
+                "cpu_growth": cpu,
+            }
+
+
 def goals(results: Figures) -> Iterator[Figures]:
     """Every goal that the figures can answer."""
     replays = {
@@ -184,6 +239,13 @@ def goals(results: Figures) -> Iterator[Figures]:
         if (step["from_jobs"], step["to_jobs"]) == (10_000, 100_000):
             name = f"growth of time per job, 10k to 100k jobs, {step['gpus']:,} GPUs"
             yield _goal(name, "x", 1.5, step["growth"], step["cpu_growth"])
+    for case in results["contended"]:
+        if "error" not in case:
+            name = f"{case['jobs']:,} jobs, 1,024 GPUs, contention on, {case['policy']}"
+            yield _goal(name, "s", 30.0, case["wall_seconds"], case["cpu_seconds"])
+    for step in crowding(results["crowds"]):
+        name = f"time per event, {step['to_jobs']:,} over {step['from_jobs']:,} jobs alive, {step['policy']}"
+        yield _goal(name, "x", 1.6, step["growth"], step["cpu_growth"])
     for state in results["decision"].get("states", []):
         name = (
             f"one decision, {results['decision']['gpus']:,} GPUs, {state['waiting_jobs']:,} waiting, {state['state']}"
@@ -207,6 +269,7 @@ def _goal(name: str, unit: str, limit: float, measured: float, cpu: float | None
 
 def failures(results: Figures) -> list[str]:
     cases = [results["calibration"], *results["grid"], *results["replays"], results["decision"]]
+    cases += [*results["contended"], *results["crowds"]]
     return [case["error"] for case in cases if "error" in case]
 
 
@@ -234,6 +297,7 @@ def show(results: Figures, console: Console) -> None:
         )
     console.print(table)
     _show_replays(results["replays"], console)
+    _show_contended(results, console)
     table = Table("goal", "at most", "measured", "in CPU time", "met")
     for goal in results["goals"]:
         unit = goal["unit"] if goal["unit"] == "x" else f" {goal['unit']}"
@@ -243,6 +307,29 @@ def show(results: Figures, console: Console) -> None:
     console.print(table)
     for note in (*results["notes"], *failures(results)):
         console.print(f"note: {note}", markup=False)
+
+
+def _show_contended(results: Figures, console: Console) -> None:
+    """Network and contention: the large runs, then the crowded ones."""
+    for part, title in (("contended", "contention on, 1,024 GPUs"), ("crowds", "contention on, 128 GPUs, load 20")):
+        if not results[part]:
+            continue
+        table = Table("policy", "jobs", "wall s", "CPU s", "events", "us/event", "mean waiting", "peak MB", title=title)
+        for case in results[part]:
+            if "error" in case:
+                table.add_row(case["policy"], f"{case['jobs']:,}", "failed")
+                continue
+            table.add_row(
+                case["policy"],
+                f"{case['jobs']:,}",
+                f"{case['wall_seconds']:.2f}",
+                f"{case['cpu_seconds']:.2f}",
+                f"{case['events']:,}",
+                f"{1e6 * case['cpu_seconds'] / case['events']:.0f}",
+                f"{case['avg_waiting_jobs']:.0f}",
+                f"{case['peak_memory_mb']:.0f}",
+            )
+        console.print(table)
 
 
 def _show_replays(replays: list[Figures], console: Console) -> None:
@@ -265,8 +352,9 @@ def _show_replays(replays: list[Figures], console: Console) -> None:
     console.print(table)
 
 
-def _measure(plan: Plan, console: Console, **case: Any) -> Figures:
-    """One case in a process of its own."""
+def _measure(plan: Plan, console: Console, *, limit_s: float | None = None, **case: Any) -> Figures:
+    """One case in a process of its own, stopped after a while."""
+    limit_s = limit_s or plan.case_limit_s
     words = [
         f"{case[key]:,}" if isinstance(case[key], int) else case[key]
         for key in ("case", "policy", "cluster")
@@ -283,10 +371,10 @@ def _measure(plan: Plan, console: Console, **case: Any) -> Figures:
                 env=os.environ | {"POLARS_MAX_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
                 capture_output=True,
                 text=True,
-                timeout=plan.case_limit_s,
+                timeout=limit_s,
             )
         except subprocess.TimeoutExpired:
-            return case | {"error": f"{title}: stopped after {plan.case_limit_s:g} s"}
+            return case | {"error": f"{title}: stopped after {limit_s:g} s"}
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         return case | {"error": f"{title}: {last}"}

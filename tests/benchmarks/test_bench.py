@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from benchmarks.machine import short_name
-from benchmarks.run import FULL, QUICK, bench, failures, goals, growth, show
+from benchmarks.run import FULL, QUICK, bench, crowding, failures, goals, growth, newer_policies, show
 from rich.console import Console
 
-TINY = replace(QUICK, jobs=(60,), gpus=(64,), helios=(), decision_cluster="20x8", decision_waiting=100)
+TINY = replace(
+    QUICK, jobs=(60,), gpus=(64,), helios=(), decision_cluster="20x8", decision_waiting=100, contended_jobs=60
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,26 @@ def test_the_decision_is_timed_in_the_states_it_names(results: dict[str, Any]) -
     assert (still["starts"], still["suspends"]) == (0, 0)
     assert turnover["waiting_jobs"] >= 100
     assert turnover["suspends"] > turnover["running_jobs"] / 2
+
+
+def test_every_newer_policy_is_measured_with_contention(results: dict[str, Any]) -> None:
+    assert [case["policy"] for case in results["contended"]] == newer_policies()
+    assert "tiresias-l" in newer_policies()
+    for case in results["contended"]:
+        assert (case["jobs"], case["network"], case["cluster"]) == (60, "100gbe", "8x16x8")
+        assert {f"60 jobs, 1,024 GPUs, contention on, {case['policy']}"} <= {goal["goal"] for goal in results["goals"]}
+
+
+def test_crowding_compares_time_per_event_of_one_policy() -> None:
+    crowds = [
+        {"policy": "a", "jobs": 1000, "events": 100, "wall_seconds": 1.0, "cpu_seconds": 1.0},
+        {"policy": "a", "jobs": 2000, "events": 200, "wall_seconds": 4.0, "cpu_seconds": 3.0},
+        {"policy": "b", "jobs": 1000, "error": "stopped"},
+        {"policy": "b", "jobs": 2000, "events": 200, "wall_seconds": 4.0, "cpu_seconds": 3.0},
+    ]
+    (step,) = crowding(crowds)
+    assert (step["policy"], step["from_jobs"], step["to_jobs"]) == ("a", 1000, 2000)
+    assert (step["growth"], step["cpu_growth"]) == (2.0, 1.5)
 
 
 def test_the_machine_is_named_but_not_the_host(results: dict[str, Any]) -> None:
@@ -87,7 +109,8 @@ def test_every_goal_is_held_against_its_limit() -> None:
     ]
     states = [{"waiting_jobs": 50_000, "state": "empty", "milliseconds": 100.5}]
     steps = [{"gpus": 64, "from_jobs": 10_000, "to_jobs": 100_000, "growth": 1.5, "cpu_growth": 1.4}]
-    found = list(goals({"replays": replays, "growth": steps, "decision": {"gpus": 100_000, "states": states}}))
+    others = {"decision": {"gpus": 100_000, "states": states}, "contended": [], "crowds": []}
+    found = list(goals({"replays": replays, "growth": steps, **others}))
     met = {goal["goal"]: goal["met"] for goal in found}
     assert met["Helios Venus, tiresias-l, 133x8"] is False
     assert met["Helios Venus, tiresias-l, 57x8"] is True

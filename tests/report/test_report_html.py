@@ -90,7 +90,7 @@ def test_every_chart_has_its_place(count: int) -> None:
 
 
 def test_fairness_communication_and_fragmentation_are_columns_of_the_summary(page: str, four: list[Result]) -> None:
-    head, body = re.search(r'<table class="summary"><thead>(.*?)</thead><tbody>(.*?)</tbody>', page).groups()  # type: ignore[union-attr]
+    head, body = re.search(r'<table class="summary sortable"><thead>(.*?)</thead><tbody>(.*?)</tbody>', page).groups()  # type: ignore[union-attr]
     headings = [re.sub("<[^>]*>", "", cell).replace("-", "") for cell in re.findall(r"<th>(.*?)</th>", head)]
     for words in ("Maxrho", "Meanrho", "Communication", "Fragmentation"):
         assert words in headings

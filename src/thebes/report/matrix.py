@@ -78,6 +78,7 @@ VIEWS = (
 )
 HIGHER_IS_BETTER = ("gpu_utilization",)
 DARKEST = 62  # per cent of the warning colour behind the worst figure
+LEAST_SPAN = math.log(1.5)  # the worst is this many times the best, before it is in the full colour
 SYMBOLS = ("circle", "diamond", "square", "cross", "triangle-up")
 
 
@@ -109,12 +110,11 @@ def render_matrix(runs: Sequence[Run], scenes: Sequence[Scene], *, title: str, a
         parts += [
             heading_of(scene.trace, f"{scene.about} Cluster {scene.cluster}."),
             pair(own[:2]),
-            *(_table(at, scene, network, policies, styles) for network in networks),
-            f"<h3 class=cell>GPU time on {escape(networks[len(networks) // 2])}</h3>" if own[2:] else "",
+            _tables(at, scene, number_, networks, policies, styles),
             pair(own[2:], one=True),
         ]
     parts.append(_failures(runs))
-    exact = to_json([{"trace": r.trace, "network": r.network, "policy": r.policy, **(r.figures or {})} for r in runs])
+    exact = to_json({"runs": [_named(run) for run in runs]})
     return page(title, parts, drawn, exact)
 
 
@@ -198,8 +198,8 @@ def _warmth(value: float, best: float, worst: float) -> str:
     """Behind the best nothing, behind the worst the warning colour, on a logarithmic scale where all are positive."""
     if value == best or worst == best:
         return "var(--soft)"
-    if min(value, best, worst) > 0:
-        part = math.log(value / best) / math.log(worst / best)
+    if min(value, best, worst) > 0:  # where all are nearly equal none is warm
+        part = abs(math.log(value / best)) / max(abs(math.log(worst / best)), LEAST_SPAN)
     else:
         part = (value - best) / (worst - best)
     return f"color-mix(in srgb, var(--c2) {DARKEST * part:.0f}%, var(--soft))"
@@ -251,7 +251,7 @@ def _jct_chart(
             }
         )
     values = np.array([value for trace in data for value in trace["x"]])  # type: ignore[union-attr]
-    ticks = units.log_ticks(values)
+    ticks = units.close_ticks(values)
     layout: Json = {
         "xaxis": {
             "type": "log",
@@ -304,7 +304,7 @@ def _trade_chart(
                 "hovertemplate": f"{look.label}: {units.duration(jct)}, worst rho {units.figure(rho)}<extra></extra>",
             }
         )
-    x_ticks = units.log_ticks(np.array([jct for _, jct, _ in points]))
+    x_ticks = units.close_ticks(np.array([jct for _, jct, _ in points]))
     y_ticks = units.decades(np.array([rho for _, _, rho in points]))
     layout: Json = {
         "xaxis": {
@@ -327,6 +327,29 @@ def _trade_chart(
     return Chart(f"trade-{index}", "Speed against fairness", caption, max(320, 80 + 19 * len(policies)), data, layout)
 
 
+def _tables(
+    at: Mapping[tuple[str, str, str], Run],
+    scene: Scene,
+    index: int,
+    networks: Sequence[str],
+    policies: Sequence[str],
+    styles: Mapping[str, Look],
+) -> str:
+    """All figures, a table per network, one of them in sight."""
+    middle = len(networks) // 2
+    buttons = "".join(
+        f'<button type="button" data-view="table-{index}-{i}" aria-pressed="{str(i == middle).lower()}">'
+        f"{escape(network)}</button>"
+        for i, network in enumerate(networks)
+    )
+    tables = "".join(
+        f'<div id="table-{index}-{i}"{"" if i == middle else " hidden"}>'
+        f"{_table(at, scene, network, policies, styles)}</div>"
+        for i, network in enumerate(networks)
+    )
+    return f'<nav class="pick" aria-label="Which network">{buttons}</nav>{tables}'
+
+
 def _table(
     at: Mapping[tuple[str, str, str], Run],
     scene: Scene,
@@ -336,9 +359,9 @@ def _table(
 ) -> str:
     done = [p for p in policies if (run := at.get((scene.trace, network, p))) is not None and run.figures is not None]
     if not done:
-        return f"<h3 class=cell>{escape(network)}</h3><p class=absent>No run completed.</p>"
+        return "<p class=absent>No run completed.</p>"
     figures = [at[scene.trace, network, policy].figures or {} for policy in done]
-    return f"<h3 class=cell>{escape(network)}</h3>{summary_table(figures, done, [styles[p] for p in done])}"
+    return summary_table(figures, done, [styles[policy] for policy in done])
 
 
 def _failures(runs: Sequence[Run]) -> str:
@@ -349,6 +372,10 @@ def _failures(runs: Sequence[Run]) -> str:
         f"<li>{escape(f'{run.policy} on {run.trace}, {run.network}')}: {escape(run.error)}</li>" for run in failed
     )
     return f'{heading_of("Runs that failed")}<div class="notes"><ul>{items}</ul></div>'
+
+
+def _named(run: Run) -> dict[str, object]:
+    return {"trace": run.trace, "network": run.network, "policy": run.policy, **(run.figures or {"error": run.error})}
 
 
 def _value(run: Run | None, key: str) -> float | None:

@@ -27,16 +27,29 @@ DURATION_TICKS_S = {
     1000 * DAY_S: "1,000 d",
 }
 
+ROUND_DURATIONS_S = (
+    *(n * 1.0 for n in (1, 2, 5, 10, 20, 30)),
+    *(n * MINUTE_S for n in (1, 2, 5, 10, 20, 30)),
+    *(n * HOUR_S for n in (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 36)),
+    *(n * DAY_S for n in (2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100, 200, 500)),
+)
+
 
 @dataclass(frozen=True)
 class TimeUnit:
     """The unit of one time axis."""
 
     name: str
+    short: str
     seconds: float
 
 
-TIME_UNITS = (TimeUnit("days", DAY_S), TimeUnit("hours", HOUR_S), TimeUnit("minutes", MINUTE_S), TimeUnit("seconds", 1))
+TIME_UNITS = (
+    TimeUnit("days", "d", DAY_S),
+    TimeUnit("hours", "h", HOUR_S),
+    TimeUnit("minutes", "min", MINUTE_S),
+    TimeUnit("seconds", "s", 1),
+)
 
 
 def axis_unit(span_s: float) -> TimeUnit:
@@ -90,7 +103,9 @@ def times(factor: float | None) -> str:
 
 def figure(value: float | None) -> str:
     """A number without a unit, three digits: `1.08`, `41.2`, `5,210`."""
-    return MISSING if value is None else _three_digits(value)
+    if value is None:
+        return MISSING
+    return f"{value:.2f}" if abs(value) < 9.995 else _three_digits(value)
 
 
 def count(value: float | None) -> str:
@@ -109,6 +124,20 @@ def log_ticks(values: npt.NDArray[np.float64]) -> dict[float, str]:
     first = max(int(np.searchsorted(ticks, known.min(), side="right")) - 1, 0)
     last = min(int(np.searchsorted(ticks, known.max(), side="left")), len(ticks) - 1)
     return {tick: DURATION_TICKS_S[tick] for tick in ticks[first : last + 1].tolist()}
+
+
+def close_ticks(values: npt.NDArray[np.float64], most: int = 6) -> dict[float, str]:
+    """Round durations inside the range of `values`, for a logarithmic axis that spans little."""
+    if not len(values):
+        return {}
+    inside = [tick for tick in ROUND_DURATIONS_S if values.min() * 0.95 <= tick <= values.max() * 1.05]
+    step = -(-len(inside) // most) or 1
+    return {tick: _round_duration(tick) for tick in inside[::step]}
+
+
+def _round_duration(seconds: float) -> str:
+    unit = next(unit for unit in TIME_UNITS if seconds >= unit.seconds * (2 if unit.name == "days" else 1))
+    return f"{seconds / unit.seconds:g} {unit.short}"
 
 
 def decades(values: npt.NDArray[np.float64]) -> dict[float, str]:
