@@ -7,8 +7,9 @@ import pytest
 
 from thebes import Decision, Policy, UserError, View, simulate
 from thebes.model.cluster import from_toml
-from thebes.perf import Ideal, Tiers, find, registry
+from thebes.perf import Ideal, Network, Tiers, find, registry
 from thebes.perf.models import BALANCED, SKEWED, assign, catalogue
+from thebes.perf.profiles import profiles_for
 from thebes.sim.costs import FREE_OF_COST
 from workloads import RESNET, VGG, finishes, trace_of
 
@@ -117,3 +118,16 @@ def test_a_model_without_a_table_is_noted() -> None:
     trace = trace_of((0, 1, 1), (0, 1, 1), (0, 1, 1), model=["googlenet", "bert", RESNET])
     result = simulate(trace, "2x4", "fifo")
     assert result.notes == ("models without a tensor table are taken as not skewed: bert, googlenet",)
+
+
+def test_elastic_jobs_pass_the_same_counts_at_the_same_times() -> None:
+    """Given jobs of 2 and of 4 GPUs that may have 1 to 8, both have the same profile on the same number of GPUs."""
+    cluster = from_toml("[[node]]\ncount = 4\ngpus = 4\n", "c.toml")
+    gpus = np.array([2, 4])
+    made = profiles_for(
+        Network(), cluster, [VGG, VGG], gpus, np.array([1, 1]), np.array([8, 8]), np.array([1, 1])
+    )  # fmt: skip
+    first, second = (made.table.first[row : row + 8] for row in made.first_row)
+    for one, other in zip(first, second, strict=True):
+        assert made.table.wire_s[one : one + 2].tolist() == made.table.wire_s[other : other + 2].tolist()
+    assert made.full_s[0] < made.full_s[1]

@@ -120,6 +120,28 @@ def test_gavel_assigns_what_can_run() -> None:
             seconds_of(Gavel(), name, count, of_type(gpu_type))
 
 
+def test_large_gangs_draw_large_batches() -> None:
+    names = Gavel().assign(np.full(300, 16), 0)
+    assert len(set(names)) > 5
+    assert all(int(name.split()[-1].rstrip(")")) >= 64 for name in names)
+
+
+def test_a_batch_that_one_gpu_type_lacks_is_refused_there(tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text(
+        "model,batch_size,gpu_type,num_gpus,consolidated,steps_per_s\n"
+        "net,8,V100,1,1,4\nnet,32,V100,1,1,2\nnet,8,K80,1,1,1\n",
+        encoding="utf-8",
+    )
+    perf, name = Gavel(file=file), "net (batch size 16)"
+    assert seconds_of(perf, name, 1, of_type("V100"))[0] == pytest.approx((0.25 * 0.5) ** 0.5)
+    with pytest.raises(UserError) as caught:
+        simulate(trace_of((0, 1, 1), model=[name]), of_type("K80"), "fifo", perf=perf)
+    assert str(caught.value) == (
+        "performance model gavel: 'net (batch size 16)' was not measured on K80\nits batch sizes there are 8"
+    )
+
+
 def test_gavel_jobs_run_under_the_network_model_at_their_measured_step() -> None:
     known = network_models()["ResNet-50 (batch size 64)"]
     assert known.parameters == 25.6e6

@@ -102,10 +102,10 @@ def exposed_s(profile: Profile, layer_s: float) -> float:
     """What is left of communication after compute: layers go one by one, each when its gradient is ready."""
     compute_s = profile.compute_ms / 1e3
     backward_s = (1 - FORWARD) * compute_s
-    # The queue of layers is served in order, so its end is the latest of: layer i ready, then all from i on.
-    ready_s = compute_s - backward_s + backward_s * np.arange(1, profile.layers + 1) / profile.layers
-    waiting = np.arange(profile.layers, 0, -1)
-    return max(0.0, float((ready_s + waiting * layer_s).max()) - compute_s) + profile.update * compute_s
+    # The queue is served in order, so it ends with the latest of: layer i ready, then all from i on. That grows or
+    # falls evenly with i, so the first or the last layer decides.
+    first_s = compute_s - backward_s * (1 - 1 / profile.layers) + profile.layers * layer_s
+    return max(0.0, first_s - compute_s, layer_s) + profile.update * compute_s
 
 
 @cache

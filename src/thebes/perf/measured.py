@@ -161,6 +161,7 @@ class _Measured(SpeedModel):
 # --- Gavel ------------------------------------------------------------------------------------------------------------
 
 NO_BATCH = 0  # job types without a batch size
+LARGE_BATCH = 64  # what gangs of more than 4 draw from
 GAVEL_COLUMNS = ("model", "batch_size", "gpu_type", "num_gpus", "consolidated", "steps_per_s")
 
 
@@ -221,19 +222,15 @@ class Gavel(_Measured):
     def assign(self, gpus: NDArray[np.int64], seed: int) -> list[str]:
         table = gavel_table(self.file)
         gpu_types = {gpu for _, gpu, _ in table}
-        # On every GPU type of the table, so that an assigned model runs on any cluster of these types.
-        every = [
-            (base, batch)
+        # Those measured as gangs on every GPU type: an assigned model runs on any cluster, and if the job grows too.
+        names = [
+            gavel_name(base, batch)
             for base, batch in dict.fromkeys((base, batch) for base, _, batch in table)
             if all((base, gpu, batch) in table for gpu in gpu_types)
+            and all(table[base, gpu, batch].consolidated.counts[-1] > 1 for gpu in gpu_types)
         ]
-        gangs = [
-            gavel_name(base, batch)
-            for base, batch in every
-            if all(table[base, gpu, batch].consolidated.counts[-1] > 1 for gpu in gpu_types)
-        ]
-        single = [gavel_name(base, batch) for base, batch in every]
-        return assign_by_gang(gpus, seed, {gang: single if gang == GANGS[0] else gangs for gang in GANGS})
+        large = [name for name in names if (batch_in(name)[1] or 0) >= LARGE_BATCH]
+        return assign_by_gang(gpus, seed, {GANGS[0]: names, GANGS[1]: names, GANGS[2]: large, GANGS[3]: large})
 
     def knows(self, model: str) -> bool:
         base, batch = batch_in(model)
