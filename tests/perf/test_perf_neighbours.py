@@ -14,11 +14,12 @@ from thebes import Decision, Policy, UserError, View, simulate
 from thebes.model.cluster import from_short_form
 from thebes.model.decision import HOLDS
 from thebes.model.profiles import shape_table
-from thebes.perf import Network, Times
+from thebes.perf import Network, Times, registry
 from thebes.perf.contention import Contention
 from thebes.perf.interference import PAGING_RATE, Interference, gavel_pairs, stand_in
 from thebes.perf.models import Model, catalogue
 from thebes.perf.network import network_models
+from thebes.policy import find
 from thebes.sim.costs import FREE_OF_COST
 from thebes.sim.result import Result
 from workloads import effort, finishes, trace_of
@@ -108,6 +109,25 @@ def test_contention_hides_behind_compute_as_the_rest_does() -> None:
     perf = Network(network="nvlink4+ndr", gamma=10.0)
     result = run([(0, 2, 100)] * 2, ["resnet50"] * 2, Seats((0, 2), (1, 3)), perf=perf, contention=True)
     assert finishes(result) == pytest.approx([100, 100], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", registry())
+def test_every_speed_model_runs_under_contention(name: str) -> None:
+    """Given a crowd without models on two racks, every job ends, at no more than full speed and never at none."""
+    rng = np.random.default_rng(7)
+    jobs = sorted((float(rng.integers(0, 50)), int(rng.choice([1, 2, 3, 5, 8, 12])), 20.0) for _ in range(30))
+    calm, crowded = (
+        run(jobs, [None] * 30, find("tiresias-l")(), "2x2x4", perf=name, placement="random", contention=on)  # type: ignore[list-item]
+        for on in (False, True)
+    )
+    for result in (calm, crowded):
+        speeds = result.jobs["speed_mean"].to_numpy()
+        assert (speeds > 0).all()
+        # On Pollux's T4s 4 + 4 GPUs were slower than 2 + 2 + 2 + 2: there more nodes than needed can be the faster.
+        assert (speeds <= 1 + 1e-9).all() or name == "pollux"
+        assert result.jobs["model"].null_count() == 0
+    slower = crowded.jobs["speed_mean"].mean() < calm.jobs["speed_mean"].mean()  # type: ignore[operator]
+    assert slower == (name != "ideal")
 
 
 # --- pairs on one GPU -------------------------------------------------------------------------------------------------
