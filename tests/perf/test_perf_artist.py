@@ -22,8 +22,8 @@ PUBLISHED = {
     "vgg11": (1.00, 1.06, 1.02, 1.18, 1.3, 9.5),
     "bert": (1.09, 1.14, 3.4, 2.1, 8.4, 117),
 }
-# Where layers of equal size are not what was profiled: 32 over 4 machines, where bytes count most.
-FAR_OFF = {("alexnet", 3), ("vgg11", 3), ("vgg11", 4), ("bert", 3), ("mobilenetv3", 0)}
+# Where our layers of equal size are furthest from the real ones: found by comparing, not predicted.
+FAR_OFF = {("alexnet", 3), ("vgg11", 3), ("vgg11", 4), ("bert", 3)}
 
 
 def slowdown(model: str, gpus: int, nodes: int, racks: int) -> float:
@@ -36,7 +36,10 @@ def slowdown(model: str, gpus: int, nodes: int, racks: int) -> float:
 @pytest.mark.parametrize("model", PUBLISHED)
 @pytest.mark.parametrize("at", range(6), ids=["8 in 1", "8 over 2", "8 over 8", "32 over 4", "2 racks", "scattered"])
 def test_slowdowns_are_those_of_the_real_one(model: str, at: int) -> None:
-    """Within a tenth, but for five entries within a quarter: the profiles per layer are not public enough to copy."""
+    """Within a tenth of the whole iteration, but for four entries within a quarter: we do not have the layers' profiles.
+
+    Where most communication is hidden, the exposed part alone is off by much more (AlexNet on 32: 0.06 for 0.40).
+    """
     tolerance = 0.25 if (model, at) in FAR_OFF else 0.1
     assert slowdown(model, *PLACEMENTS[at]) == pytest.approx(PUBLISHED[model][at], rel=tolerance)
 
