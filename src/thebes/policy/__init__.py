@@ -17,12 +17,14 @@ from thebes.policy.base import Policy
 from thebes.policy.dally import Dally, DallyConsolidated, DallyManual, DallyNoWait
 from thebes.policy.fifo import Backfill, Fifo, LongestPendingFirst
 from thebes.policy.fill import fill
+from thebes.policy.ftf import Ftf
 from thebes.policy.gandiva import Gandiva
 from thebes.policy.gandiva_gavel import GandivaGavel
 from thebes.policy.gittins import Gittins, ShortestExpected
 from thebes.policy.las import LeastAttainedService
 from thebes.policy.multi_dlas import MultiDlas
 from thebes.policy.shortest import ShortestRemainingService, ShortestRemainingTime, SmallestJobFirst
+from thebes.policy.themis import Themis
 from thebes.policy.tiresias import TiresiasG, TiresiasL
 from thebes.policy.tiresias_compat import TiresiasCompat
 
@@ -48,6 +50,8 @@ BUILT_IN: tuple[type[Policy], ...] = (
     Gandiva,
     GandivaGavel,
     TiresiasCompat,
+    Themis,
+    Ftf,
 )
 
 

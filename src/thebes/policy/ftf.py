@@ -1,0 +1,208 @@
+"""Finish-time fairness as Gavel solves it (Narayanan et al., OSDI'20): a convex programme, realised in rounds.
+
+Each job i gets a share x_i of time so that the largest rho_i = (elapsed + left/x_i) / (isolated so far + isolated left)
+is as small as possible, where sum gpus_i x_i fits the cluster. For a given rho the smallest shares follow in closed
+form, and fewer GPUs are needed the larger rho is, so the programme is one root of one decreasing function: exact and
+fast, no solver needed. Who is held back by its own speed gets x = 1; all others end up equal. Rounds then realise the
+shares by Gavel's mechanism: first those who have received least of what their shares owe them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from thebes.model.cluster import TIERS
+from thebes.model.decision import HOLDS, NO_GPUS, NOT_ITS_TURN, Decision
+from thebes.model.jobs import NEVER
+from thebes.model.parameters import parameter
+from thebes.model.view import DURATIONS, PROFILES, JobsView, View
+from thebes.policy.base import Policy
+from thebes.policy.fill import fill
+
+
+class Race(NamedTuple):
+    """What the programme knows of each job."""
+
+    gpus: NDArray[np.int64]
+    elapsed_s: NDArray[np.float64]
+    left_s: NDArray[np.float64]  # at the speed it has when it runs
+    isolated_s: NDArray[np.float64]  # finish time on a private 1/N of the cluster: so far and still to come
+
+    def of(self, some: NDArray[np.bool_]) -> Race:
+        return Race(self.gpus[some], self.elapsed_s[some], self.left_s[some], self.isolated_s[some])
+
+    def shares_for(self, rho: float) -> NDArray[np.float64]:
+        """The smallest share with which each job reaches rho; 1 for those who cannot reach it."""
+        room_s = rho * self.isolated_s - self.elapsed_s
+        return np.where(room_s > self.left_s, self.left_s / np.where(room_s > 0.0, room_s, 1.0), 1.0)
+
+    def rho(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        return (self.elapsed_s + self.left_s / shares) / self.isolated_s
+
+
+def fairest_shares(race: Race, total_gpus: float) -> NDArray[np.float64]:
+    """Shares of time that minimise the largest rho, then the next largest, and so on."""
+    if race.gpus.sum() <= total_gpus:
+        return np.ones(len(race.gpus))
+    if total_gpus <= 0:
+        return np.zeros(len(race.gpus))
+    low = float(race.rho(np.ones(len(race.gpus))).min())  # below this everybody needs a full share
+    high = float(race.rho(np.full(len(race.gpus), total_gpus / race.gpus.sum())).max())  # equal shares reach this
+
+    def missing(rho: float) -> float:
+        return float(race.gpus @ race.shares_for(rho)) - total_gpus
+
+    rho: Any = brentq(missing, low, high * (1 + 1e-9), xtol=1e-12 * high)
+    shares = race.shares_for(float(rho))
+    return shares * min(1.0, total_gpus / float(race.gpus @ shares))
+
+
+def fairest_shares_by_kind(race: Race, kinds: NDArray[np.int64], kind_gpus: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The same where jobs accept some kinds of nodes only (bits of `kinds`).
+
+    Shares can be realised if, for each set of kinds, those who accept nothing else fit into it. The set that forces the
+    largest rho settles its jobs; the others divide the rest.
+    """
+    everything = (1 << len(kind_gpus)) - 1
+    shares = np.ones(len(kinds))
+    kinds = kinds & everything
+    open_jobs = np.ones(len(kinds), dtype=np.bool_)
+    left_gpus = kind_gpus.astype(np.float64)
+    while open_jobs.any() and left_gpus.any():
+        masks = {int(mask) for mask in np.unique(kinds[open_jobs])}
+        unions = {_union(some) for size in range(1, len(masks) + 1) for some in combinations(sorted(masks), size)}
+        worst, settled = -np.inf, open_jobs
+        for union in sorted(unions):
+            inside = open_jobs & ((kinds & ~union) == 0)
+            gpus = float(sum(left_gpus[k] for k in range(len(kind_gpus)) if (union >> k) & 1))
+            found = fairest_shares(race.of(inside), gpus)
+            full = bool((found >= 1.0).all())
+            rho = -np.inf if full else np.inf if not found.all() else float(race.of(inside).rho(found)[found < 1].max())
+            if rho > worst:
+                worst, settled = rho, inside
+                shares[inside] = found
+        if worst == -np.inf:
+            shares[open_jobs] = 1.0
+            break
+        used = int(np.bitwise_or.reduce(kinds[settled]))
+        for k in range(len(kind_gpus)):
+            if (used >> k) & 1:
+                left_gpus[k] = 0.0  # a set that binds uses its kinds up
+                kinds = kinds & ~np.int64(1 << k)
+        open_jobs = open_jobs & ~settled
+    return shares
+
+
+def _union(masks: tuple[int, ...]) -> int:
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union
+
+
+class _Ledger(NamedTuple):
+    """What has to be remembered of each job alive at the last decision."""
+
+    now_s: float
+    round_end_s: float  # when shares are made and realised anew; infinite while nobody waits
+    rho: float  # the largest, that the shares aim at
+    rows: NDArray[np.int64]
+    held: NDArray[np.bool_]
+    progress_s: NDArray[np.float64]
+    isolated_s: NDArray[np.float64]  # time that its progress would have taken on a private 1/N
+    share: NDArray[np.float64]
+    owed_s: NDArray[np.float64]  # what its shares add up to
+    received_s: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Ftf(Policy):
+    """Finish-time fairness by Gavel's convex programme, in rounds. An oracle: it knows every job's duration."""
+
+    name: ClassVar[str] = "ftf"
+    paper: ClassVar[str] = "Gavel (OSDI'20), `finish_time_fairness`: the largest rho of Themis, minimised"
+    needs: ClassVar[frozenset[str]] = frozenset({DURATIONS, PROFILES})
+
+    round_s: float = parameter(360.0, "length of a round, in seconds: between two, only idle GPUs are given", low=1.0)
+
+    def decide(self, view: View) -> Decision:
+        jobs, now_s = view.jobs, view.now_s
+        ledger = self._brought_up_to(view)
+        turn = now_s >= ledger.round_end_s
+        priority = (ledger.owed_s + ledger.share * self.round_s) / (ledger.received_s + self.round_s / 2)
+        order = np.lexsort((jobs.rows, -priority))
+        decision = fill(view, order, preempt=turn)
+        fate = np.where(decision.fate == NO_GPUS, NOT_ITS_TURN, decision.fate)
+        held = fate == HOLDS
+        round_end_s = NEVER if held.all() else next_multiple(self.round_s, now_s)
+        memory = ledger._replace(held=held, round_end_s=round_end_s)
+        return Decision(decision.rows, decision.gpus, fate, wake_s=round_end_s, memory=memory, counts=decision.counts)
+
+    def _brought_up_to(self, view: View) -> _Ledger:
+        """The ledger of now: what happened since the last decision, and those who came; at a turn, new shares."""
+        jobs, now_s = view.jobs, view.now_s
+        old = view.memory if isinstance(view.memory, _Ledger) and len(view.memory.rows) else None
+        fair_s = private_s(len(jobs), jobs.gpus, view.total_gpus)
+        speed = best_speed(jobs)
+        progress_s = jobs.progress_s
+        isolated_s = progress_s / speed * fair_s  # for those seen for the first time
+        owed_s, received_s = np.zeros(len(jobs)), np.zeros(len(jobs))
+        at = known = np.zeros(0, dtype=np.int64)
+        if old is not None:
+            at, known = places_of(jobs.rows, old.rows)
+            since_s, did_s = now_s - old.now_s, (progress_s[known] - old.progress_s[at]) / speed[known]
+            fair_then_s = private_s(len(old.rows), jobs.gpus[known], view.total_gpus)
+            isolated_s[known] = old.isolated_s[at] + did_s * fair_then_s
+            owed_s[known] = old.owed_s[at] + old.share[at] * since_s
+            received_s[known] = old.received_s[at] + old.held[at] * since_s
+        left_s = np.maximum(jobs.remaining_s, 1e-6) / speed
+        race = Race(jobs.gpus, now_s - jobs.submit_s, left_s, isolated_s + left_s * fair_s)
+        if old is None or now_s >= old.round_end_s:
+            share = self._shares(view, race)
+            rho = float(race.rho(np.maximum(share, 1e-9)).max())
+        else:  # between two rounds the rho of the last one stays in force, for newcomers too
+            share, rho = race.shares_for(old.rho), old.rho
+            share[known] = old.share[at]
+        round_end_s = NEVER if old is None else old.round_end_s
+        return _Ledger(
+            now_s, round_end_s, rho, jobs.rows, jobs.running, progress_s, isolated_s, share, owed_s, received_s
+        )
+
+    @staticmethod
+    def _shares(view: View, race: Race) -> NDArray[np.float64]:
+        """Of the GPUs that are to be had: free, or held by those who take part."""
+        table, rows = view._table.jobs, view.jobs.rows
+        kinds, held = view.machine.kinds, np.where(view.jobs.running, view.jobs.width, 0)
+        to_be_had = kinds["free"] + np.bincount(table["node_kind"][rows], weights=held, minlength=len(kinds))
+        if len(to_be_had) == 1:
+            return fairest_shares(race, float(to_be_had[0]))
+        return fairest_shares_by_kind(race, table["kinds"][rows], to_be_had)
+
+
+def private_s(apps: float | NDArray[np.float64], gpus: NDArray[np.int64], total_gpus: int) -> NDArray[np.float64]:
+    """Seconds that a second of work takes on a private 1/N of the cluster: a gang larger than that waits its turn."""
+    return np.maximum(1.0, apps * gpus / total_gpus)
+
+
+def best_speed(jobs: JobsView) -> NDArray[np.float64]:
+    """Speed of each job where it runs best."""
+    return np.max([jobs.speed_in(tier) for tier in range(len(TIERS))], axis=0)
+
+
+def places_of(rows: NDArray[np.int64], known: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where in `known` (ascending) the rows stand that are there, and which those are: two lists of positions."""
+    at = np.minimum(np.searchsorted(known, rows), len(known) - 1)
+    found = np.flatnonzero(known[at] == rows)
+    return at[found], found
+
+
+def next_multiple(step_s: float, now_s: float) -> float:
+    """The first multiple of `step_s` after now."""
+    count = np.floor(now_s / step_s) + 1.0
+    return float(count * step_s if count * step_s > now_s else (count + 1.0) * step_s)
