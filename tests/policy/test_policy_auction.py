@@ -100,7 +100,7 @@ def test_with_payments_a_false_rho_never_raises_the_own_value(
     What it has in the end is its true value of what it won, times the share c that the payment leaves (spec 5, 3).
     """
     liar %= len(bidders)
-    nothing, table = bidders[liar]
+    table = bidders[liar][1]
     reports = list(false[1].values())
     lie = (false[0], {gpus: reports[at % len(reports)] for at, gpus in enumerate(sorted(table))})
     truth = bids_of(*bidders)

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-
 from test_policy_conduct import is_pure, watch
+
 from thebes import Decision, Policy, Trace, View, simulate
 from thebes.model.decision import HOLDS, NOT_ITS_TURN
 from thebes.policy.ftf import Ftf, Race, fairest_shares, fairest_shares_by_kind, next_multiple
@@ -70,7 +70,7 @@ def test_the_largest_rho_is_the_least_that_scipy_finds(jobs: Any, total: int) ->
 @given(jobs=st.lists(JOB, min_size=2, max_size=8), total=st.integers(1, 12))
 @effort(60)
 def test_who_is_below_the_largest_rho_is_not_held_back_for_nothing(jobs: Any, total: int) -> None:
-    """Shares below 1 all have the same rho, and nobody with a full share is better off: no one can be helped further."""
+    """Shares below 1 all have the same rho, and nobody with a full share is better off: nobody can be helped more."""
     race = race_of(jobs)
     shares = fairest_shares(race, total)
     rho, held_back = race.rho(shares), shares < 1 - 1e-6

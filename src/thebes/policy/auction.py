@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import compiled
+from thebes.model.compiled import compiled, entry
 from thebes.model.errors import UserError
 
 NOTHING = -1
@@ -69,21 +69,20 @@ class Outcome:
 
 def auction(bids: Bids, capacity: int, *, payments: bool = True, exact_up_to: int = EXACT_UP_TO) -> Outcome:
     """Assign `capacity` GPUs. Exact while bundles x GPUs are at most `exact_up_to`, else by local search."""
-    first, gain = bids.first, bids.gain
-    base = float(np.log(bids.nothing).sum())
-    bound = _bound(first, bids.gpus, gain, capacity)
-    kept = np.ones(len(bids.nothing))
-    exact = len(bids.gpus) * capacity <= exact_up_to
-    bundle = best_bundles(first, bids.gpus, gain, capacity) if exact else good_bundles(first, bids.gpus, gain, capacity)
+    first, gpus, gain = bids.first, bids.gpus, bids.gain
+    exact = len(gpus) * capacity <= exact_up_to
+    bundle = _best_bundles(first, gpus, gain, capacity) if exact else good_bundles(first, gpus, gain, capacity)
     won = _gain_of(gain, bundle)
+    total, base = float(won.sum()), float(np.log(bids.nothing).sum())
+    kept = np.ones(len(bids.nothing))
     if payments:
-        others = best_without(first, bids.gpus, gain, capacity) if exact else None
+        others = best_without(first, gpus, gain, capacity) if exact else None
         for i in np.flatnonzero(bundle != NOTHING):
             without = others[i] if others is not None else _good_without(bids, gain, capacity, int(i))
-            kept[i] = min(1.0, float(np.exp(won.sum() - won[i] - without)))
-    total = float(won.sum())
+            kept[i] = min(1.0, float(np.exp(total - won[i] - without)))
+    bound = total if exact else _bound(first, gpus, gain, capacity)
     proven = exact or total >= bound - 1e-12 * max(1.0, abs(bound))
-    return Outcome(bundle, kept, base + total, base + (total if proven else bound), proven)
+    return Outcome(bundle, kept, base + total, base + bound, proven)
 
 
 def upper_bound(bids: Bids, capacity: int) -> float:
@@ -178,6 +177,9 @@ def best_without(
         for room in range(capacity + 1):
             without[i] = max(without[i], before[i, room] + after[i + 1, capacity - room])
     return without
+
+
+_best_bundles = entry(best_bundles)
 
 
 def _good_without(bids: Bids, gain: NDArray[np.float64], capacity: int, absent: int) -> float:

@@ -5,8 +5,8 @@ number of apps over the app's life. GPUs are leased. When leases end or GPUs bec
 fraction 1-f of apps with the largest rho; those bid, by locality, and a partial-allocation auction decides
 (`thebes.policy.auction`); what is left over goes to the others, so that nothing idles. Three things are ours: leases
 end together, at multiples of `lease_s` (a gang could never be put together from leases that end one by one); a gang is
-leased whole, so a hidden payment is taken in time, c of the lease; and an app that goes empty-handed values that as
-waiting for one more lease.
+leased whole, so a hidden payment is taken in time, c of the lease; and an app that goes empty-handed expects its next
+turn after as many leases as it would have to wait on its private 1/N.
 """
 
 from __future__ import annotations
@@ -147,11 +147,12 @@ class Themis(Policy):
         lived_s = view.now_s - jobs.submit_s[at]
         apps = np.full(len(at), float(len(jobs)))  # N: its average over the app's life
         np.divide(book.apps_s - book.born_apps_s[at], lived_s, out=apps, where=lived_s > 0.0)
-        private = ideal_s(jobs.duration_s[at], gpus, apps, view.total_gpus)
+        private_part_s = ideal_s(jobs.duration_s[at], gpus, apps, view.total_gpus)
+        next_turn_s = self.lease_s * private_s(apps, gpus, view.total_gpus)
         restart_s = np.where(jobs.ran_s[at] > 0.0, jobs.resume_s[at], 0.0)
         left_s = np.maximum(jobs.remaining_s[at], 0.0)
-        rho = shared_s(lived_s + np.where(sits, 0.0, restart_s), left_s, here) / private
-        rho_empty = shared_s(lived_s + restart_s + self.lease_s, left_s, best) / private
+        rho = shared_s(lived_s + np.where(sits, 0.0, restart_s), left_s, here) / private_part_s
+        rho_empty = shared_s(lived_s + restart_s + next_turn_s, left_s, best) / private_part_s
         return Apps(at, gpus, kinds, jobs.tenant[at], sits, rho, rho_empty, speed)
 
     def offered(self, rho: NDArray[np.float64]) -> NDArray[np.int64]:
