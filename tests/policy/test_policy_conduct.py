@@ -14,7 +14,7 @@ from thebes import Decision, Policy, Result, Trace, UserError, View, fill, simul
 from thebes.model.cluster import from_short_form
 from thebes.model.decision import BEHIND, HOLDS, NO_GPUS, NO_PLACE, NOT_CHOSEN
 from thebes.model.parameters import parameters_of
-from thebes.model.view import DISTRIBUTION, DURATIONS, NEEDS, HiddenFromPolicy
+from thebes.model.view import DISTRIBUTION, DURATIONS, NEEDS, PROFILES, HiddenFromPolicy
 from thebes.placement import registry as placements
 from thebes.policy import BUILT_IN, find, registry
 from thebes.policy.fifo import Backfill, Fifo
@@ -33,6 +33,8 @@ POLICIES: dict[str, Policy] = {
     "tiresias-l": TiresiasL(queue_limits=(20.0, 60.0), promote_knob=2.0, promote_floor_s=10.0),
     "tiresias-g": TiresiasG(queue_limits=(20.0, 60.0), quantum_s=10.0),
     "multi-dlas": find("multi-dlas")(queue_limit=20.0, split_every_s=30.0),
+    "themis": find("themis")(lease_s=15.0),
+    "ftf": find("ftf")(round_s=15.0),
     **{name: find(name)(lease_s=100.0) for name in ("dally", "dally-manual", "dally-no-wait", "dally-consolidated")},
 }
 # These leave GPUs idle on purpose: in strict order, or while a job waits for closer ones.
@@ -223,6 +225,8 @@ def test_only_oracles_and_gittins_declare_anything() -> None:
         "shortest-expected": {DISTRIBUTION},
         "tiresias-g": {DISTRIBUTION},
         "tiresias-compat": {DURATIONS, DISTRIBUTION},
+        "themis": {DURATIONS, PROFILES},
+        "ftf": {DURATIONS, PROFILES},
     }
     assert set().union(*declared.values()) <= set(NEEDS)
 
