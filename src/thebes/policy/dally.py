@@ -13,41 +13,58 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import Record, compiled, entry, inner
+from thebes.model.compiled import Record, Records, compiled, entry, inner
 from thebes.model.decision import BETTER_PLACE, HOLDS, NO_GPUS, OVER_QUOTA, Decision
 from thebes.model.errors import UserError, nearest
-from thebes.model.jobs import HELD, NEVER, JobTable, gpus_of
+from thebes.model.jobs import HELD, NEVER, JobTable, gpus_of, paced_for_s, running_s
 from thebes.model.machine import BLOCKED, Machine, all_free, copy_state, nodes_spanned, occupy, release, tier_spanned
 from thebes.model.parameters import parameter
 from thebes.model.profiles import TIER_CLUSTER, TIER_GROUP, TIER_NODE, TIER_RACK
-from thebes.model.view import PROFILES, JobsView, Sketch, View
+from thebes.model.view import PROFILES, Sketch, View
 from thebes.placement.by_tier import place_within
 from thebes.placement.strategies import Strategy, place
 from thebes.policy.base import Policy
-from thebes.policy.dally_tuner import (
-    IN_RACK,
-    ON_MACHINE,
-    Tuner,
-    cut_to,
-    fixed,
-    recorded,
-    untaught,
-    with_keys,
-    with_room,
-)
+from thebes.policy.dally_tuner import IN_RACK, NO_WAITS, ON_MACHINE, Waits, first, record, tune, with_room
 from thebes.policy.fill import charge_quota, within_quota
 
 AUTO, MANUAL, NO_WAIT, CONSOLIDATED = "auto", "manual", "no-wait", "consolidated"
 TIMERS = (AUTO, MANUAL, NO_WAIT, CONSOLIDATED)
+_TIMERS_DOC = f"how long jobs wait for close GPUs: {', '.join(TIMERS)}"
 NOWHERE = 9  # wider than any tier
+
+
+class Leases(NamedTuple):
+    """Who has GPUs on lease, and until when."""
+
+    rows: NDArray[np.int64]  # ascending
+    end_s: NDArray[np.float64]
+    wide: NDArray[np.bool_]  # on more than one machine
+    unrivalled: bool  # nobody waits: a lease on one machine renews itself
 
 
 class Memory(NamedTuple):
     """What Dally knows from one decision to the next."""
 
-    rows: NDArray[np.int64]  # the jobs on lease, ascending
-    lease_end_s: NDArray[np.float64]
-    tuner: Tuner
+    leases: Leases
+    waits: Waits
+
+
+NO_MEMORY = Memory(Leases(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.bool_), False), NO_WAITS)
+
+
+class Terms(NamedTuple):
+    """What holds for all offers, as compiled code takes it."""
+
+    lease_s: float
+    machine_wait: float
+    rack_wait: float
+    history: float
+    auto: bool
+    keep_place: bool
+    by_model: bool
+    skips: bool
+    ageing: float
+    reserve_large: bool
 
 
 @dataclass(frozen=True)
@@ -60,107 +77,64 @@ class Dally(Policy):
     name: ClassVar[str] = "dally"
     paper: ClassVar[str] = "Dally (arXiv 2401.16492), as its released code does it, with best fit and without its leaks"
 
-    timers: str = parameter(AUTO, f"how long jobs wait for close GPUs: {', '.join(TIMERS)}")
-    lease_s: float = parameter(3600.0, "length of a lease, in seconds", low=1.0)
+    timers: str = parameter(AUTO, _TIMERS_DOC)
+    lease_s: float = parameter(3600.0, "length of a lease, in seconds; longer than a resume takes", low=1.0)
     machine_wait: float = parameter(12.0, "manual: leases to insist on one machine (D1)", low=0)
     rack_wait: float = parameter(24.0, "manual: leases to insist on one rack (D2), from the same instant", low=0)
     history: float = parameter(24.0, "auto: leases that the tuner looks back (H)", low=1)
-    keep_place: bool = parameter(
-        False, "beyond the paper: at the lease end stay, timer or not, unless somebody took it"
-    )
+    keep_place: bool = parameter(False, "beyond the paper: at a lease end stay, timer or not, where nobody else wants")
     tuner_by_model: bool = parameter(False, "beyond the paper: the tuner learns per GPU demand and model")
     skip_costly_waits: bool = parameter(
         False, "beyond the paper: no wait that is longer than what it would save (needs profiles)"
     )
     ageing: float = parameter(0.0, "beyond the paper: how much a job's score falls with each lease waited", low=0)
     reserve_large: bool = parameter(
-        False, "beyond the paper: what is free goes to nobody behind a job that no machine can hold, its timers over"
+        False, "beyond the paper: nobody is served behind a job that no machine can hold and that would take any GPUs"
     )
 
     def __post_init__(self) -> None:
         if self.timers not in TIMERS:
-            raise UserError(f"dally: timers={self.timers} is unknown", hint=nearest(self.timers, TIMERS))
+            raise UserError(f"{self.name}: timers={self.timers} is unknown", hint=nearest(self.timers, TIMERS))
         if self.skip_costly_waits:
             object.__setattr__(self, "needs", frozenset({PROFILES}))
+        machine_wait, rack_wait = {NO_WAIT: (0.0, 0.0), CONSOLIDATED: (NEVER, NEVER)}.get(
+            self.timers, (self.machine_wait, self.rack_wait)
+        )
+        terms = Terms(
+            lease_s=float(self.lease_s),
+            machine_wait=float(machine_wait),
+            rack_wait=float(rack_wait),
+            history=float(self.history),
+            auto=self.timers == AUTO,
+            keep_place=self.keep_place,
+            by_model=self.tuner_by_model,
+            skips=self.skip_costly_waits,
+            ageing=float(self.ageing),
+            reserve_large=self.reserve_large,
+        )
+        object.__setattr__(self, "_terms", terms)
 
     def decide(self, view: View) -> Decision:
-        jobs, now_s = view.jobs, view.now_s
-        memory = view.memory if isinstance(view.memory, Memory) else self._start()
-        lease_end_s = self._lease_ends(jobs, memory)
-        over = lease_end_s <= now_s
-        t_last_s = np.where(jobs.running, now_s, jobs.since_s)  # who lost a lease waits from that instant on
-        queue = self._queue(jobs, np.flatnonzero(~jobs.running | over), t_last_s, now_s)
-        keys, tuner = self._keys(jobs), memory.tuner
-        if self.timers == AUTO:
-            tuner = with_keys(tuner, keys, self.history)
-        at = np.searchsorted(tuner.keys, keys)
-        offers = Offers(jobs.rows, queue, over, t_last_s, at, self._skips(jobs, tuner, at))
-        room = with_room(tuner, len(queue)) if self.timers == AUTO else tuner
-        terms = Terms(now_s, self.lease_s, self.history, self.timers == AUTO, self.keep_place, self.reserve_large)
-        fate = np.full(len(jobs), NO_GPUS, dtype=np.int64)
-        waits, wake_s = _offer_round(
-            view._table, view.machine, view._sketch, view._strategy, view._gang_classes, offers, terms, room,
-            len(tuner.key), fate,
+        memory = view.memory if isinstance(view.memory, Memory) else NO_MEMORY
+        terms: Terms = self._terms  # type: ignore[attr-defined]
+        rows, counts, gpus, fate, wake_s, leases, waits = _offer_round(
+            view._table, view.machine, view._sketch, view._strategy, view._gang_classes,
+            view.jobs.rows, view.now_s, terms, memory.leases, memory.waits, self._slowdowns(view),
         )  # fmt: skip
-        holds = fate == HOLDS
-        new_lease = holds & (~jobs.running | over)
-        lease_end_s[new_lease] = now_s + self.lease_s
-        ends_s = lease_end_s[holds]
-        counts = np.where(new_lease, jobs.gpus, jobs.width)[holds]
         return Decision(
-            rows=jobs.rows[holds],
-            gpus=_collected(view._table, view._sketch.slots, jobs.rows[holds], counts),
-            fate=fate,
-            wake_s=float(min(wake_s, ends_s.min() if len(ends_s) else NEVER)),
-            memory=Memory(jobs.rows[holds], ends_s, cut_to(room, waits)),
-            counts=counts,
+            rows=rows, gpus=gpus, fate=fate, wake_s=wake_s, memory=Memory(Leases(*leases), Waits(*waits)), counts=counts
         )
 
-    def _start(self) -> Memory:
-        nobody = np.zeros(0, dtype=np.int64)
-        if self.timers == AUTO:
-            tuner = untaught(nobody, self.history)
-        else:
-            chosen = {MANUAL: (self.machine_wait, self.rack_wait), NO_WAIT: (0.0, 0.0), CONSOLIDATED: (NEVER, NEVER)}
-            tuner = fixed(*chosen[self.timers])
-        return Memory(nobody, np.zeros(0), tuner)
-
-    def _lease_ends(self, jobs: JobsView, memory: Memory) -> NDArray[np.float64]:
-        """When each job's lease ends; never for those without one. Who was started by others is on lease since then."""
-        ends_s = np.where(jobs.running, jobs.since_s + self.lease_s, NEVER)
-        if len(memory.rows):
-            at = np.minimum(np.searchsorted(memory.rows, jobs.rows), len(memory.rows) - 1)
-            leased = jobs.running & (memory.rows[at] == jobs.rows)
-            ends_s[leased] = memory.lease_end_s[at[leased]]
-        return ends_s
-
-    def _queue(
-        self, jobs: JobsView, waiting: NDArray[np.int64], t_last_s: NDArray[np.float64], now_s: float
-    ) -> NDArray[np.int64]:
-        """The order of the offers: positions in the View. Nobody here holds GPUs, so the paper's second key is idle."""
-        score = nw_sens(jobs)[waiting]
-        if self.ageing > 0:
-            score = score - self.ageing * (now_s - t_last_s[waiting]) / self.lease_s
-        return waiting[np.lexsort((t_last_s[waiting], score, -jobs.priority[waiting]))]
-
-    def _keys(self, jobs: JobsView) -> NDArray[np.int64]:
-        """What the tuner tells jobs apart by."""
-        if self.timers != AUTO:
-            return np.zeros(len(jobs), dtype=np.int64)
-        return jobs.gpus + ((jobs.model + 1) << 32) if self.tuner_by_model else jobs.gpus
-
-    def _skips(self, jobs: JobsView, tuner: Tuner, at: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whose wait for a machine, and for a rack, would cost more than it can save.
-
-        How much work remains nobody knows; as much as is done already is the best guess where long jobs tend to go on.
-        """
+    def _slowdowns(self, view: View) -> NDArray[np.float64]:
+        """[job, machine or rack]: what a second of work costs more in the next wider tier; 0 where it does not fit."""
         if not self.skip_costly_waits:
-            return np.zeros((len(jobs), 2), dtype=np.bool_)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            machine, rack, cluster = (1.0 / jobs.speed_in(tier) for tier in (TIER_NODE, TIER_RACK, TIER_CLUSTER))
-            saved_s = jobs.progress_s * np.nan_to_num((rack - machine, cluster - rack), posinf=NEVER)
-        waits_s = np.stack((tuner.machine_wait[at], tuner.rack_wait[at])) * self.lease_s
-        return np.ascontiguousarray((waits_s > np.nan_to_num(saved_s)).T)
+            return _NO_SLOWDOWNS
+        speeds = np.stack([view.jobs.speed_in(tier) for tier in (TIER_NODE, TIER_RACK, TIER_CLUSTER)], axis=1)
+        second_s = 1.0 / np.where(speeds > 0, speeds, 1.0)
+        return np.where((speeds[:, :-1] > 0) & (speeds[:, 1:] > 0), np.diff(second_s, axis=1), 0.0)
+
+
+_NO_SLOWDOWNS = np.zeros((0, 2))
 
 
 @dataclass(frozen=True)
@@ -168,7 +142,7 @@ class DallyManual(Dally):
     """Dally with fixed timers: twelve leases for one machine, twenty-four for one rack."""
 
     name: ClassVar[str] = "dally-manual"
-    timers: str = parameter(MANUAL, f"how long jobs wait for close GPUs: {', '.join(TIMERS)}")
+    timers: str = parameter(MANUAL, _TIMERS_DOC)
 
 
 @dataclass(frozen=True)
@@ -176,7 +150,7 @@ class DallyNoWait(Dally):
     """Dally without timers: a job takes the closest GPUs that are free, however far apart."""
 
     name: ClassVar[str] = "dally-no-wait"
-    timers: str = parameter(NO_WAIT, f"how long jobs wait for close GPUs: {', '.join(TIMERS)}")
+    timers: str = parameter(NO_WAIT, _TIMERS_DOC)
 
 
 @dataclass(frozen=True)
@@ -184,42 +158,55 @@ class DallyConsolidated(Dally):
     """Dally whose timers never end: a job waits for one machine, or for one rack if no machine could hold it."""
 
     name: ClassVar[str] = "dally-consolidated"
-    timers: str = parameter(CONSOLIDATED, f"how long jobs wait for close GPUs: {', '.join(TIMERS)}")
+    timers: str = parameter(CONSOLIDATED, _TIMERS_DOC)
 
 
-def nw_sens(jobs: JobsView) -> NDArray[np.float64]:
+# --- priority ---------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def nw_sens(job: Record, now_s: float) -> float:
     """Nw_sens: the mean efficiency of a job's running time so far, compute / (compute + exposed communication).
 
     It is 0 before the first run: who never ran chooses first. Rounded, so that equal jobs are equal to the last bit.
     """
-    ran_s = jobs.ran_s
-    efficiency = np.where(ran_s > 0, 1.0 - jobs.talked_s / np.where(ran_s > 0, ran_s, 1.0), 0.0)
-    return efficiency.round(9)
+    ran_s = job.executed_s + running_s(job, now_s)
+    if ran_s <= 0.0:
+        return 0.0
+    talked_s = job.talked_s + paced_for_s(job, now_s) * job.talk_share
+    return np.round(1e9 * (1.0 - talked_s / ran_s)) / 1e9
+
+
+@inner
+def _in_order(
+    jobs: Records,
+    rows: NDArray[np.int64],
+    waiting: NDArray[np.int64],
+    t_last_s: NDArray[np.float64],
+    now_s: float,
+    terms: Terms,
+) -> NDArray[np.int64]:
+    """Positions of the waiting jobs in the order of the offers.
+
+    By the user's priority, then Nw_sens, then who waits longest, then submission. (The paper's further key, GPUs that a
+    job holds already, is always 0: only jobs without any are offered GPUs.)
+    """
+    score, urgent = np.empty(waiting.size), np.empty(waiting.size)
+    any_urgent = False
+    for n in range(waiting.size):
+        job = jobs[rows[waiting[n]]]
+        wait = (now_s - t_last_s[waiting[n]]) / terms.lease_s
+        score[n] = nw_sens(job, now_s) - terms.ageing * wait
+        urgent[n] = -job.priority
+        any_urgent = any_urgent or job.priority != 0
+    order = np.argsort(t_last_s[waiting], kind="mergesort")
+    order = order[np.argsort(score[order], kind="mergesort")]
+    if any_urgent:
+        order = order[np.argsort(urgent[order], kind="mergesort")]
+    return waiting[order]
 
 
 # --- the offer round --------------------------------------------------------------------------------------------------
-
-
-class Offers(NamedTuple):
-    """Per job of the View, and the positions of those that offers are made to, in their order."""
-
-    rows: NDArray[np.int64]
-    queue: NDArray[np.int64]
-    over: NDArray[np.bool_]  # its lease ends now
-    t_last_s: NDArray[np.float64]  # since when it waits
-    key: NDArray[np.int64]  # position of its timers in the tuner
-    skips: NDArray[np.bool_]  # [job, timer]: this timer does not count
-
-
-class Terms(NamedTuple):
-    """What holds for all offers of a round."""
-
-    now_s: float
-    lease_s: float
-    history: float
-    learns: bool
-    keep_place: bool
-    reserve_large: bool
 
 
 @compiled
@@ -229,54 +216,124 @@ def offer_round(
     sketch: Sketch,
     strategy: Strategy,
     gang_classes: int,
-    offers: Offers,
+    rows: NDArray[np.int64],
+    now_s: float,
     terms: Terms,
-    tuner: Tuner,
-    waits: int,
-    fate: NDArray[np.int64],
-) -> tuple[int, float]:
-    """Offer all free GPUs, those of ended leases among them, to each job in turn.
-
-    Returns how many waits the tuner now remembers, and the next instant at which a timer would let a job accept.
-    """
-    m, jobs = sketch.machine, table.jobs
+    leases: Leases,
+    waits: Waits,
+    slowdowns: NDArray[np.float64],
+) -> tuple[
+    NDArray[np.int64],
+    NDArray[np.int64],
+    NDArray[np.int64],
+    NDArray[np.int64],
+    float,
+    tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_], bool],
+    tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]],
+]:
+    """Offer all free GPUs, those of ended leases among them, to each waiting job in turn."""
+    m, jobs, count = sketch.machine, table.jobs, rows.size
     copy_state(machine, m)
     trial = JobTable(jobs, sketch.slots, table.quotas.copy())
-    for i in range(offers.rows.size):
-        row = offers.rows[i]
-        if jobs[row].phase == HELD:
+    end_s, wide = _read_leases(jobs, rows, now_s, terms.lease_s, leases)
+    fate, t_last_s = np.full(count, NO_GPUS, dtype=np.int64), np.empty(count)
+    width, waiting, waits_for = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64), 0
+    for i in range(count):
+        row = rows[i]
+        job = jobs[row]
+        t_last_s[i], width[i] = job.since_s, job.width
+        if job.phase == HELD:
             gpus_of(trial, row)[:] = gpus_of(table, row)
-            if offers.over[i]:
-                release(m, gpus_of(table, row))
-            else:
+            if end_s[i] > now_s:
                 fate[i] = HOLDS
                 charge_quota(trial, row)
+                continue
+            release(m, gpus_of(table, row))
+            t_last_s[i] = now_s  # who loses a lease waits from that instant on
+        waiting[waits_for] = i
+        waits_for += 1
+    queue = _in_order(jobs, rows, waiting[:waits_for], t_last_s, now_s, terms)
     largest = _largest(m)
     refused = np.zeros((gang_classes, TIER_CLUSTER + 1), dtype=np.bool_)
+    timer_s = np.full((count, 2), NEVER)  # when each job's timers end, of those that had to look at them
     open_kinds = (1 << m.kinds.size) - 1
-    for turn in range(offers.queue.size):
-        i = int(offers.queue[turn])
-        row = offers.rows[i]
+    known = waits.key.size
+    waits = with_room(waits, queue.size)
+    for turn in range(queue.size):
+        i = int(queue[turn])
+        row = rows[i]
+        job = jobs[row]
         if not within_quota(trial, row):
             fate[i] = OVER_QUOTA
             continue
-        kinds = jobs[row].kinds & open_kinds
-        if not _enough(m, kinds, jobs[row].gpus):
-            fate[i] = NO_GPUS
-        else:
-            tier = _decide(table, trial, m, strategy, kinds, offers, terms, tuner, i, largest, refused)
-            if tier < NOWHERE:
-                fate[i] = HOLDS
-                charge_quota(trial, row)
-                if terms.learns and tier < TIER_CLUSTER:
-                    wait = (terms.now_s - offers.t_last_s[i]) / terms.lease_s
-                    kept = ON_MACHINE if tier <= TIER_NODE else IN_RACK
-                    waits = recorded(tuner, waits, offers.key[i], kept, terms.now_s, wait, terms.history, terms.lease_s)
-            else:
-                fate[i] = BETTER_PLACE
-        if terms.reserve_large and fate[i] != HOLDS and _may_reserve(jobs[row], offers, terms, tuner, i, largest):
-            open_kinds &= ~jobs[row].kinds
-    return waits, _next_timer_s(jobs, m, offers, terms, tuner, fate)
+        kinds = job.kinds & open_kinds
+        if not terms.reserve_large and not _enough(m, kinds, job.gpus):
+            continue
+        key = job.gpus + ((job.model + 1) << 32) if terms.by_model else job.gpus
+        machine_wait, rack_wait = terms.machine_wait, terms.rack_wait
+        if terms.auto:
+            machine_wait, rack_wait = tune(waits, known, key, terms.history)
+        timer_s[i, ON_MACHINE] = t_last_s[i] + machine_wait * terms.lease_s
+        timer_s[i, IN_RACK] = t_last_s[i] + rack_wait * terms.lease_s
+        if terms.skips:
+            _skip_costly(job, now_s, t_last_s[i], slowdowns[i], timer_s[i])
+        if job.gpus > _most(largest, job.kinds, ON_MACHINE):  # what no machine can hold need not wait for one
+            timer_s[i, ON_MACHINE] = t_last_s[i]
+        if job.gpus > _most(largest, job.kinds, IN_RACK):
+            timer_s[i, IN_RACK] = t_last_s[i]
+        tier = NOWHERE
+        if _enough(m, kinds, job.gpus):
+            tier = _decide(table, trial, m, strategy, row, kinds, now_s, end_s[i] <= now_s, timer_s[i], refused, terms)
+            fate[i] = HOLDS if tier < NOWHERE else BETTER_PLACE
+        if tier < NOWHERE:
+            charge_quota(trial, row)
+            end_s[i], width[i] = now_s + terms.lease_s, job.gpus
+            wide[i] = tier > TIER_NODE
+            if terms.auto and tier < TIER_CLUSTER:
+                offer = ON_MACHINE if tier <= TIER_NODE else IN_RACK
+                wait = (now_s - t_last_s[i]) / terms.lease_s
+                known = record(waits, known, key, offer, now_s, wait, now_s - terms.history * terms.lease_s)
+        elif terms.reserve_large and timer_s[i, IN_RACK] <= now_s and job.gpus > _most(largest, job.kinds, ON_MACHINE):
+            open_kinds &= ~job.kinds
+    return _answer(table, trial, m, rows, now_s, fate, width, end_s, wide, timer_s, first(waits, known))
+
+
+@inner
+def _read_leases(
+    jobs: Records, rows: NDArray[np.int64], now_s: float, lease_s: float, leases: Leases
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """When each job's lease ends (never, without one), and whether it lies on several machines.
+
+    A job that somebody else started is on lease since then.
+    """
+    end_s, wide = np.full(rows.size, NEVER), np.zeros(rows.size, dtype=np.bool_)
+    at = 0
+    for i in range(rows.size):
+        job = jobs[rows[i]]
+        while at < leases.rows.size and leases.rows[at] < rows[i]:
+            at += 1
+        if job.phase != HELD:
+            continue
+        end_s[i], wide[i] = job.since_s + lease_s, job.tier > TIER_NODE
+        if at < leases.rows.size and leases.rows[at] == rows[i]:
+            end_s[i], wide[i] = leases.end_s[at], leases.wide[at]
+            while leases.unrivalled and not wide[i] and end_s[i] < now_s:
+                end_s[i] += lease_s
+    return end_s, wide
+
+
+@inner
+def _skip_costly(
+    job: Record, now_s: float, t_last_s: float, slowdown: NDArray[np.float64], timer_s: NDArray[np.float64]
+) -> None:
+    """End the timers that cost more than they can save.
+
+    How much work remains nobody knows; as much as is done already is the usual guess where long jobs tend to go on.
+    """
+    remaining_s = job.progress_s + paced_for_s(job, now_s) * job.speed
+    for offer in (ON_MACHINE, IN_RACK):
+        if timer_s[offer] - t_last_s > remaining_s * slowdown[offer]:
+            timer_s[offer] = t_last_s
 
 
 @inner
@@ -285,43 +342,32 @@ def _decide(
     trial: JobTable,
     m: Machine,
     strategy: Strategy,
+    row: int,
     kinds: int,
-    offers: Offers,
-    terms: Terms,
-    tuner: Tuner,
-    i: int,
-    largest: NDArray[np.int64],
+    now_s: float,
+    over: bool,
+    timer_s: NDArray[np.float64],
     refused: NDArray[np.bool_],
+    terms: Terms,
 ) -> int:
     """Accept or reject: the tier in which a job takes GPUs of what is free, NOWHERE if it rejects the offer."""
-    row = offers.rows[i]
     job = table.jobs[row]
     out = trial.slots[job.first_slot : job.first_slot + job.gpus]
-    own = gpus_of(table, row)[: job.width if offers.over[i] else 0]  # the GPUs of the lease that ends now
-    own_tier = NOWHERE
-    if own.size == job.gpus and (kinds >> job.node_kind) & 1 and all_free(m, own):
+    own, own_tier = gpus_of(table, row), NOWHERE  # the GPUs of the lease that ends now
+    if over and job.width == job.gpus and (kinds >> job.node_kind) & 1 and all_free(m, own):
         own_tier = tier_spanned(m, own)
     if job.want_nodes > 0:  # the user fixed the shape: there is nothing to wait for
         return _as_the_user_wants(m, strategy, row, job, kinds, out, own, own_tier)
     if _take_within(m, row, job, kinds, TIER_NODE, out, own, own_tier, refused):
         return TIER_NODE
-    if (
-        _expired(offers, terms, tuner.machine_wait, i, ON_MACHINE) or job.gpus > _most(largest, job.kinds, ON_MACHINE)
-    ) and _take_within(m, row, job, kinds, TIER_RACK, out, own, own_tier, refused):
+    if now_s >= timer_s[ON_MACHINE] and _take_within(m, row, job, kinds, TIER_RACK, out, own, own_tier, refused):
         return TIER_RACK
-    if (
-        _expired(offers, terms, tuner.rack_wait, i, IN_RACK) or job.gpus > _most(largest, job.kinds, IN_RACK)
-    ) and _take_within(m, row, job, kinds, TIER_CLUSTER, out, own, own_tier, refused):
+    if now_s >= timer_s[IN_RACK] and _take_within(m, row, job, kinds, TIER_CLUSTER, out, own, own_tier, refused):
         return TIER_CLUSTER
     if terms.keep_place and own_tier < NOWHERE:
         occupy(m, row, own)
         return own_tier
     return NOWHERE
-
-
-@inner
-def _expired(offers: Offers, terms: Terms, wait: NDArray[np.float64], i: int, timer: int) -> bool:
-    return offers.skips[i, timer] or terms.now_s >= offers.t_last_s[i] + wait[offers.key[i]] * terms.lease_s
 
 
 @inner
@@ -361,8 +407,6 @@ def _best_kind_within(m: Machine, row: int, job: Record, kinds: int, tier: int, 
         for kind in range(m.kinds.size):
             if (kinds >> kind) & 1 and (best < 0 or m.kinds[kind].free > m.kinds[best].free):
                 best = kind
-        if best < 0:
-            return False
         if place_within(m, row, best, job.gpus, tier, out):
             return True
         kinds &= ~(1 << best)
@@ -399,7 +443,7 @@ def _enough(m: Machine, kinds: int, gpus: int) -> bool:
 
 @inner
 def _largest(m: Machine) -> NDArray[np.int64]:
-    """[kind, 0 machine or 1 rack]: the most GPUs that one of them could ever give, blocked ones left out."""
+    """[kind, machine or rack]: the most GPUs that one of them could ever give, blocked ones left out."""
     largest = np.zeros((m.kinds.size, 2), dtype=np.int64)
     racks = np.zeros((m.rack_free.shape[0], m.kinds.size), dtype=np.int64)
     for at in range(m.nodes.size):
@@ -424,14 +468,60 @@ def _most(largest: NDArray[np.int64], kinds: int, domain: int) -> int:
 
 
 @inner
-def _may_reserve(job: Record, offers: Offers, terms: Terms, tuner: Tuner, i: int, largest: NDArray[np.int64]) -> bool:
-    """A gang that no machine can hold and that would by now take any GPUs keeps what is free from those behind it."""
-    return job.gpus > _most(largest, job.kinds, ON_MACHINE) and _expired(offers, terms, tuner.rack_wait, i, IN_RACK)
+def _answer(
+    table: JobTable,
+    trial: JobTable,
+    m: Machine,
+    rows: NDArray[np.int64],
+    now_s: float,
+    fate: NDArray[np.int64],
+    width: NDArray[np.int64],
+    end_s: NDArray[np.float64],
+    wide: NDArray[np.bool_],
+    timer_s: NDArray[np.float64],
+    waits: Waits,
+) -> tuple[
+    NDArray[np.int64],
+    NDArray[np.int64],
+    NDArray[np.int64],
+    NDArray[np.int64],
+    float,
+    tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_], bool],
+    tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]],
+]:
+    """Holders, their GPUs, everybody's fate, the next instant that matters, and what to remember."""
+    holders, total, wake_s = 0, 0, _next_timer_s(table.jobs, m, rows, now_s, fate, timer_s)
+    for i in range(rows.size):
+        if fate[i] == HOLDS:
+            holders += 1
+            total += width[i]
+    unrivalled = holders == rows.size
+    kept, counts = np.empty(holders, dtype=np.int64), np.empty(holders, dtype=np.int64)
+    kept_end_s, kept_wide = np.empty(holders), np.empty(holders, dtype=np.bool_)
+    gpus = np.empty(total, dtype=np.int64)
+    n, at = 0, 0
+    for i in range(rows.size):
+        if fate[i] != HOLDS:
+            continue
+        first_slot = table.jobs[rows[i]].first_slot
+        kept[n], counts[n], kept_end_s[n], kept_wide[n] = rows[i], width[i], end_s[i], wide[i]
+        gpus[at : at + width[i]] = trial.slots[first_slot : first_slot + width[i]]
+        at += width[i]
+        n += 1
+        if wide[i] or not unrivalled:
+            wake_s = min(wake_s, end_s[i])
+    leases = (kept, kept_end_s, kept_wide, unrivalled)
+    return kept, counts, gpus, fate, wake_s, leases, (waits.key, waits.offer, waits.at_s, waits.leases)
 
 
 @inner
 def _next_timer_s(
-    jobs: Record, m: Machine, offers: Offers, terms: Terms, tuner: Tuner, fate: NDArray[np.int64]
+    jobs: Records,
+    m: Machine,
+    rows: NDArray[np.int64],
+    now_s: float,
+    fate: NDArray[np.int64],
+    timer_s: NDArray[np.float64],
 ) -> float:
     """The first instant at which a timer ends that keeps a job from GPUs which are free."""
     rack_free = np.zeros(m.kinds.size, dtype=np.int64)
@@ -439,35 +529,17 @@ def _next_timer_s(
         for kind in range(m.kinds.size):
             rack_free[kind] = max(rack_free[kind], m.rack_free[rack, kind])
     next_s = NEVER
-    for turn in range(offers.queue.size):
-        i = int(offers.queue[turn])
+    for i in range(rows.size):
         if fate[i] != BETTER_PLACE:
             continue
-        job, since_s, at = jobs[offers.rows[i]], offers.t_last_s[i], offers.key[i]
-        machine_s = since_s + tuner.machine_wait[at] * terms.lease_s
-        rack_s = since_s + tuner.rack_wait[at] * terms.lease_s
+        job, machine_s, rack_s = jobs[rows[i]], timer_s[i, ON_MACHINE], timer_s[i, IN_RACK]
         for kind in range(m.kinds.size):
             if (job.kinds >> kind) & 1:
-                if terms.now_s < machine_s < next_s and rack_free[kind] >= job.gpus:
+                if machine_s > now_s and machine_s < next_s and rack_free[kind] >= job.gpus:
                     next_s = machine_s
-                if terms.now_s < rack_s < next_s and m.kinds[kind].free >= job.gpus:
+                if rack_s > now_s and rack_s < next_s and m.kinds[kind].free >= job.gpus:
                     next_s = rack_s
     return next_s
 
 
-@compiled
-def collected(
-    table: JobTable, slots: NDArray[np.int64], rows: NDArray[np.int64], counts: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """The GPUs of these jobs, so many each, one after the other."""
-    gpus = np.empty(counts.sum(), dtype=np.int64)
-    at = 0
-    for i in range(rows.size):
-        first = table.jobs[rows[i]].first_slot
-        for j in range(counts[i]):
-            gpus[at] = slots[first + j]
-            at += 1
-    return gpus
-
-
-_offer_round, _collected = entry(offer_round), entry(collected)
+_offer_round = entry(offer_round)
