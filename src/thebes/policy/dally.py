@@ -38,8 +38,8 @@ class Leases(NamedTuple):
 
     rows: NDArray[np.int64]  # ascending
     end_s: NDArray[np.float64]
-    wide: NDArray[np.bool_]  # on more than one machine
-    unrivalled: bool  # nobody waits: a lease on one machine renews itself
+    loose: NDArray[np.bool_]  # it could lie closer together than it does
+    unrivalled: bool  # nobody waits: a lease that is not loose renews itself
 
 
 class Memory(NamedTuple):
@@ -235,7 +235,7 @@ def offer_round(
     m, jobs, count = sketch.machine, table.jobs, rows.size
     copy_state(machine, m)
     trial = JobTable(jobs, sketch.slots, table.quotas.copy())
-    end_s, wide = _read_leases(jobs, rows, now_s, terms.lease_s, leases)
+    end_s, loose = _read_leases(jobs, rows, now_s, terms.lease_s, leases)
     fate, t_last_s = np.full(count, NO_GPUS, dtype=np.int64), np.empty(count)
     width, waiting, waits_for = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64), 0
     for i in range(count):
@@ -288,25 +288,25 @@ def offer_round(
         if tier < NOWHERE:
             charge_quota(trial, row)
             end_s[i], width[i] = now_s + terms.lease_s, job.gpus
-            wide[i] = tier > TIER_NODE
+            loose[i] = _is_loose(job, tier, nodes_spanned(m, trial.slots[job.first_slot : job.first_slot + job.gpus]))
             if terms.auto and tier < TIER_CLUSTER:
                 offer = ON_MACHINE if tier <= TIER_NODE else IN_RACK
                 wait = (now_s - t_last_s[i]) / terms.lease_s
                 known = record(waits, known, key, offer, now_s, wait, now_s - terms.history * terms.lease_s)
         elif terms.reserve_large and timer_s[i, IN_RACK] <= now_s and job.gpus > _most(largest, job.kinds, ON_MACHINE):
             open_kinds &= ~job.kinds
-    return _answer(table, trial, m, rows, now_s, fate, width, end_s, wide, timer_s, first(waits, known))
+    return _answer(table, trial, m, rows, now_s, fate, width, end_s, loose, timer_s, first(waits, known))
 
 
 @inner
 def _read_leases(
     jobs: Records, rows: NDArray[np.int64], now_s: float, lease_s: float, leases: Leases
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """When each job's lease ends (never, without one), and whether it lies on several machines.
+    """When each job's lease ends (never, without one), and whether it could lie closer together.
 
     A job that somebody else started is on lease since then.
     """
-    end_s, wide = np.full(rows.size, NEVER), np.zeros(rows.size, dtype=np.bool_)
+    end_s, loose = np.full(rows.size, NEVER), np.zeros(rows.size, dtype=np.bool_)
     at = 0
     for i in range(rows.size):
         job = jobs[rows[i]]
@@ -314,12 +314,18 @@ def _read_leases(
             at += 1
         if job.phase != HELD:
             continue
-        end_s[i], wide[i] = job.since_s + lease_s, job.tier > TIER_NODE
+        end_s[i], loose[i] = job.since_s + lease_s, _is_loose(job, job.tier, job.nodes)
         if at < leases.rows.size and leases.rows[at] == rows[i]:
-            end_s[i], wide[i] = leases.end_s[at], leases.wide[at]
-            while leases.unrivalled and not wide[i] and end_s[i] < now_s:
+            end_s[i], loose[i] = leases.end_s[at], leases.loose[at]
+            while leases.unrivalled and not loose[i] and end_s[i] < now_s:
                 end_s[i] += lease_s
-    return end_s, wide
+    return end_s, loose
+
+
+@inner
+def _is_loose(job: Record, tier: int, nodes: int) -> bool:
+    """Whether a placement is wider than the job's best: only then can the end of a lease change it without rivals."""
+    return tier > max(TIER_NODE, job.best_tier) or nodes > job.min_nodes
 
 
 @inner
@@ -477,7 +483,7 @@ def _answer(
     fate: NDArray[np.int64],
     width: NDArray[np.int64],
     end_s: NDArray[np.float64],
-    wide: NDArray[np.bool_],
+    loose: NDArray[np.bool_],
     timer_s: NDArray[np.float64],
     waits: Waits,
 ) -> tuple[
@@ -497,20 +503,20 @@ def _answer(
             total += width[i]
     unrivalled = holders == rows.size
     kept, counts = np.empty(holders, dtype=np.int64), np.empty(holders, dtype=np.int64)
-    kept_end_s, kept_wide = np.empty(holders), np.empty(holders, dtype=np.bool_)
+    kept_end_s, kept_loose = np.empty(holders), np.empty(holders, dtype=np.bool_)
     gpus = np.empty(total, dtype=np.int64)
     n, at = 0, 0
     for i in range(rows.size):
         if fate[i] != HOLDS:
             continue
         first_slot = table.jobs[rows[i]].first_slot
-        kept[n], counts[n], kept_end_s[n], kept_wide[n] = rows[i], width[i], end_s[i], wide[i]
+        kept[n], counts[n], kept_end_s[n], kept_loose[n] = rows[i], width[i], end_s[i], loose[i]
         gpus[at : at + width[i]] = trial.slots[first_slot : first_slot + width[i]]
         at += width[i]
         n += 1
-        if wide[i] or not unrivalled:
+        if loose[i] or not unrivalled:
             wake_s = min(wake_s, end_s[i])
-    leases = (kept, kept_end_s, kept_wide, unrivalled)
+    leases = (kept, kept_end_s, kept_loose, unrivalled)
     return kept, counts, gpus, fate, wake_s, leases, (waits.key, waits.offer, waits.at_s, waits.leases)
 
 
