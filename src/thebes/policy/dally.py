@@ -337,9 +337,10 @@ def _skip_costly(
     How much work remains nobody knows; as much as is done already is the usual guess where long jobs tend to go on.
     """
     remaining_s = job.progress_s + paced_for_s(job, now_s) * job.speed
-    for offer in (ON_MACHINE, IN_RACK):
-        if timer_s[offer] - t_last_s > remaining_s * slowdown[offer]:
-            timer_s[offer] = t_last_s
+    if timer_s[ON_MACHINE] - t_last_s > remaining_s * slowdown[ON_MACHINE]:
+        timer_s[ON_MACHINE] = t_last_s
+    if timer_s[IN_RACK] - t_last_s > remaining_s * slowdown[IN_RACK]:  # who insists on a machine insists on a rack
+        timer_s[IN_RACK] = min(timer_s[IN_RACK], timer_s[ON_MACHINE])
 
 
 @inner
