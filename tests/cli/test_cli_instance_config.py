@@ -106,6 +106,12 @@ def test_policies_that_need_durations_cannot_run_live() -> None:
     assert "tiresias-l" in told.value.hint
 
 
+def test_a_setting_can_need_what_a_live_cluster_does_not_have() -> None:
+    assert live_policy(config(policy="dally"))[0].name == "dally"
+    with pytest.raises(UserError, match="policy dally needs profiles of the models"):
+        live_policy(config(policy="dally", policy_settings=["skip_costly_waits=yes"]))
+
+
 def test_settings_reach_policy_and_placement() -> None:
     chosen = config(
         policy="tiresias-l", policy_settings=["promote_knob=3", "placement.pack_limit=0.5"], placement="skew"

@@ -141,21 +141,6 @@ def live_policy(config: Config) -> tuple[Policy, Placement]:
 
     kind = find_policy(config.policy)
     label = kind.name or config.policy
-    if DURATIONS in kind.needs:
-        raise UserError(
-            f"policy {label} needs to know how long each job will run, which nobody knows on a live cluster",
-            hint="`thebes policies` tells what each needs; tiresias-l, las and fifo need nothing",
-        )
-    if PROFILES in kind.needs:
-        raise UserError(
-            f"policy {label} needs profiles of the models, which a live cluster does not have yet",
-            hint="`thebes policies` tells what each needs; tiresias-l, las and fifo need nothing",
-        )
-    if kind.shares:
-        raise UserError(
-            f"policy {label} shares GPUs by itself, which the engines do not carry out yet",
-            hint="tiresias-l with `thebes up --packing` packs jobs on top of the policy",
-        )
     own: dict[str, str] = {}
     of_placement: dict[str, str] = {}
     for prefix, key, value in map(_parse_setting, config.policy_settings):
@@ -165,11 +150,23 @@ def live_policy(config: Config) -> tuple[Policy, Placement]:
             of_placement[key] = value
         else:
             raise UserError(f"--set {prefix}.{key}: there is no '{prefix}' here", hint="write KEY or placement.KEY")
-    where = find_placement(config.placement)
-    return (
-        configure(kind, own, what=f"policy {label}"),
-        configure(where, of_placement, what=f"placement {where.name}"),
-    )
+    policy, where = configure(kind, own, what=f"policy {label}"), find_placement(config.placement)
+    if DURATIONS in policy.needs:
+        raise UserError(
+            f"policy {label} needs to know how long each job will run, which nobody knows on a live cluster",
+            hint="`thebes policies` tells what each needs; tiresias-l, las and fifo need nothing",
+        )
+    if PROFILES in policy.needs:
+        raise UserError(
+            f"policy {label} needs profiles of the models, which a live cluster does not have yet",
+            hint="`thebes policies` tells what each needs; tiresias-l, las and fifo need nothing",
+        )
+    if policy.shares:
+        raise UserError(
+            f"policy {label} shares GPUs by itself, which the engines do not carry out yet",
+            hint="tiresias-l with `thebes up --packing` packs jobs on top of the policy",
+        )
+    return policy, configure(where, of_placement, what=f"placement {where.name}")
 
 
 def _parse_setting(text: str) -> tuple[str, str, str]:
