@@ -184,11 +184,7 @@ def test_a_lease_that_nobody_contests_is_renewed_without_a_round() -> None:
         seen.append((view.now_s, decision.wake_s))
 
     watch(trace_of((0, 1, 5000), (1500, 2, 100)), "1x2", Themis(), look, costs=FREE_OF_COST)
-    assert seen == [(0.0, np.inf), (1500.0, 1800.0), (1800.0, np.inf), (1900.0, np.inf)] or seen[:3] == [
-        (0.0, np.inf),
-        (1500.0, 1800.0),
-        (1800.0, 2400.0),
-    ]
+    assert seen[:3] == [(0.0, np.inf), (1500.0, 1800.0), (1800.0, 2400.0)]
 
 
 def test_an_app_that_wins_again_keeps_its_gpus() -> None:
@@ -215,14 +211,14 @@ def test_large_gangs_are_put_together_when_leases_end() -> None:
 
 
 def test_a_renewed_gang_moves_closer_together_if_it_pays() -> None:
-    """Given a skewed gang over two nodes, at its lease's end with one node idle, it moves there."""
-    trace = trace_of(
-        (0, 3, 700), (0, 3, 550), (0, 2, 20000), (10, 8, 100), model=["vgg19", "vgg19", "vgg19", "resnet50"]
-    )
-    moved = simulate(trace, "2x4", Themis(f=1.0), costs=FREE_OF_COST)
-    stayed = simulate(trace, "2x4", Themis(f=1.0, moves=False), costs=FREE_OF_COST)
+    """Given a skewed gang over two nodes, at its lease's end with room in one node, it moves there."""
+    models = ["vgg19", "vgg19", "vgg19", "resnet50"]
+    trace = trace_of((0, 3, 700), (0, 3, 550), (0, 2, 20000), (10, 8, 10000), model=models)
+    moved = simulate(trace, "2x4", Themis(), costs=FREE_OF_COST)
+    stayed = simulate(trace, "2x4", Themis(moves=False), costs=FREE_OF_COST)
+    assert story(moved, "migrate")[0] == (600.0, 2, "migrate")
     assert stayed.metrics["migrations"] == 0
-    assert moved.jobs["finish_s"][2] <= stayed.jobs["finish_s"][2]
+    assert moved.jobs["finish_s"][2] < stayed.jobs["finish_s"][2]
 
 
 # --- what holds for every policy --------------------------------------------------------------------------------------
@@ -272,7 +268,7 @@ def test_blocked_gpus_are_not_given_and_only_own_jobs_are_named() -> None:
         seen.append(len(decision.gpus))
 
     watch(trace_of((0, 2, 50), (0, 1, 50), (0, 3, 50), (0, 1, 50), (0, 1, 50)), "2x4", Themis(), look)
-    assert seen == [3] or seen == [4]
+    assert seen == [3]
 
 
 def test_quotas_are_respected_and_told() -> None:
