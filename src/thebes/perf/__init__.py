@@ -5,13 +5,14 @@ from __future__ import annotations
 from thebes.model.errors import UserError, nearest
 from thebes.perf.artist import Artist
 from thebes.perf.base import SpeedModel, Times
+from thebes.perf.hkbu import Hkbu
 from thebes.perf.measured import Gavel, Pollux
 from thebes.perf.network import Network
 from thebes.perf.tiers import Ideal, Tiers
 
-__all__ = ["Artist", "Gavel", "Ideal", "Network", "Pollux", "SpeedModel", "Tiers", "Times", "find", "registry"]
+__all__ = ["Artist", "Gavel", "Hkbu", "Ideal", "Network", "Pollux", "SpeedModel", "Tiers", "Times", "find", "registry"]
 
-_ALL: tuple[type[SpeedModel], ...] = (Tiers, Ideal, Network, Gavel, Pollux, Artist)
+_ALL: tuple[type[SpeedModel], ...] = (Tiers, Ideal, Network, Gavel, Pollux, Artist, Hkbu)
 
 
 def registry() -> dict[str, type[SpeedModel]]:

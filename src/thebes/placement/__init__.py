@@ -9,7 +9,7 @@ import numpy as np
 
 from thebes.model.errors import UserError, nearest
 from thebes.model.parameters import parameter
-from thebes.placement.strategies import CONSOLIDATE, COUNT, RANDOM, RELAXED, SKEW, YARN, Strategy
+from thebes.placement.strategies import CONSOLIDATE, COUNT, LWF, RANDOM, RELAXED, SKEW, YARN, Strategy
 
 __all__ = ["Placement", "find", "registry"]
 
@@ -92,7 +92,30 @@ class Random(Placement):
     code: ClassVar[int] = RANDOM
 
 
-_ALL: tuple[type[Placement], ...] = (Consolidate, Relaxed, Skew, Yarn, Count, Random)
+@dataclass(frozen=True)
+class Lwf(Placement):
+    """LWF-kappa: gangs up to kappa take the GPUs with the least work left, larger ones the nodes with the least.
+
+    Where GPUs are exclusive, free GPUs have no work left and the work on a node is its busy GPUs. `ada-srsf` uses the
+    full rule, on GPUs that hold several jobs.
+    """
+
+    name: ClassVar[str] = "lwf"
+    code: ClassVar[int] = LWF
+
+    kappa: int = parameter(1, "gangs of up to so many GPUs are spread, larger ones consolidated", low=0)
+
+    def __post_init__(self) -> None:
+        if self.kappa < 0:
+            raise UserError(
+                f"placement lwf: kappa={self.kappa} is below 0", hint="kappa is a number of GPUs, such as 1"
+            )
+
+    def strategy(self, seed: int) -> Strategy:
+        return Strategy(self.code, np.array([np.inf]), seed, self.kappa)
+
+
+_ALL: tuple[type[Placement], ...] = (Consolidate, Relaxed, Skew, Yarn, Count, Random, Lwf)
 
 
 def registry() -> dict[str, type[Placement]]:

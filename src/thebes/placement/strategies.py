@@ -2,7 +2,8 @@
 
 Each strategy takes GPUs of one node kind (a gang trains on one type of GPU), writes them to `out` and says whether the
 gang was placed; a gang that is refused leaves the machine untouched. Given the same machine they choose the same GPUs.
-References: Tiresias (NSDI'19) section 3.4 for `skew`; the authors' simulator for `count` and `yarn`.
+References: Tiresias (NSDI'19) section 3.4 for `skew`; the authors' simulator for `count` and `yarn`; Wang et al.
+(arXiv 2002.10105) for `lwf`, whose full form, for GPUs that hold several jobs, is in thebes.placement.lwf.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from thebes.model.machine import NONE, ZERO, Machine, next_node, take
 
 ONE = np.int64(1)
 LENIENT, STRICT = np.bool_(False), np.bool_(True)
-COUNT, YARN, CONSOLIDATE, RELAXED, SKEW, RANDOM = range(6)
+COUNT, YARN, CONSOLIDATE, RELAXED, SKEW, RANDOM, LWF = range(7)
 
 
 class Strategy(NamedTuple):
@@ -26,6 +27,7 @@ class Strategy(NamedTuple):
     code: int
     pack_limit: NDArray[np.float64]  # one cell: `skew` may learn it while it runs
     seed: int
+    kappa: int = 1  # `lwf`: gangs up to this size are spread
 
 
 @compiled
@@ -61,6 +63,8 @@ def place(
             placed = _fill_fragments(m, job, kind, gpus, out)
     elif s.code == RELAXED:
         placed = _fill_fragments(m, job, kind, gpus, out)
+    elif s.code == LWF:
+        placed = _least_work_first(m, s.kappa, job, kind, gpus, out)
     else:
         placed = _random(m, s.seed, job, attempt, kind, gpus, out)
     if placed:
@@ -247,7 +251,22 @@ def _fill_fragments(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.
 
 
 @inner
-def _mix(x: np.uint64) -> np.uint64:
+def _least_work_first(m: Machine, kappa: int, job: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
+    """`lwf` where GPUs are exclusive: a free GPU has no work left, and the work on a node is its busy GPUs.
+
+    So gangs up to kappa take the lowest-numbered free GPUs, larger ones walk the nodes from the least busy on.
+    """
+    if gpus <= kappa:
+        return _first_free(m, job, kind, gpus, out)
+    at = ZERO
+    while at < gpus:
+        node = emptiest(m, kind, m.kinds[kind].gpus_per_node, NONE)
+        at = take(m, job, node, min(gpus - at, m.nodes[node].free), out, at)
+    return True
+
+
+@inner
+def mix(x: np.uint64) -> np.uint64:
     """SplitMix64: a random number that depends only on its argument, so that placement stays a pure function."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -259,9 +278,9 @@ def _mix(x: np.uint64) -> np.uint64:
 def _random(m: Machine, seed: int, job: int, attempt: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
     """`random`: each GPU from a random node, scanning on to the next node with a free one."""
     nodes = m.nodes.size
-    state = _mix(np.uint64(seed) ^ _mix(np.uint64(job) ^ _mix(np.uint64(attempt))))
+    state = mix(np.uint64(seed) ^ mix(np.uint64(job) ^ mix(np.uint64(attempt))))
     for at in range(gpus):
-        state = _mix(state)
+        state = mix(state)
         node = np.int64(state % np.uint64(nodes))
         while m.nodes[node].node_kind != kind or m.nodes[node].free == 0:
             node = (node + 1) % nodes

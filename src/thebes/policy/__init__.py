@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from thebes.model.errors import UserError, nearest
+from thebes.policy.ada_srsf import AdaSrsf, Srsf1, Srsf2, Srsf3
 from thebes.policy.base import Policy
 from thebes.policy.dally import Dally, DallyConsolidated, DallyManual, DallyNoWait
 from thebes.policy.fifo import Backfill, Fifo, LongestPendingFirst
@@ -52,6 +53,10 @@ BUILT_IN: tuple[type[Policy], ...] = (
     TiresiasCompat,
     Themis,
     Ftf,
+    AdaSrsf,
+    Srsf1,
+    Srsf2,
+    Srsf3,
 )
 
 

@@ -21,16 +21,18 @@ from thebes.perf import SpeedModel, Tiers
 from thebes.perf import find as find_perf
 from thebes.perf.contention import Contention
 from thebes.perf.interference import Interference
-from thebes.placement import Consolidate, Count, Placement
+from thebes.placement import Consolidate, Count, Lwf, Placement, Random
 from thebes.placement import find as find_placement
 from thebes.policy import Policy
 from thebes.policy import find as find_policy
+from thebes.policy.ada_srsf import AdaSrsf
 from thebes.policy.priority import PriorityPolicy, distribution_of
 from thebes.policy.tiresias_compat import TiresiasCompat
 from thebes.report.fairness import rho_of
 from thebes.report.metrics import summarise
 from thebes.sim import fast, loop
 from thebes.sim.costs import Costs
+from thebes.sim.iterations import IterationLoop, refuse_what_no_gpu_holds
 from thebes.sim.result import EVENT_KINDS, Result
 from thebes.sim.setup import Workload, build_world, prepare
 from thebes.sim.world import FAULTS, World
@@ -111,7 +113,9 @@ def simulate(
 
 
 def default_placement(policy: Policy) -> Placement:
-    """The fewest nodes, except for the reproduction of a simulator that only counts."""
+    """The fewest nodes, except for a simulator that only counts and for policies that place jobs in their own way."""
+    if isinstance(policy, AdaSrsf):
+        return {"lwf": Lwf(policy.kappa), "first-fit": Count(), "random": Random()}[policy.placement]
     return Count() if isinstance(policy, TiresiasCompat) else Consolidate()
 
 
@@ -121,6 +125,8 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
         from thebes.sim.compat import run_compat
 
         return run_compat(trace, cluster, policy, options.placement.name, options.limit)
+    if isinstance(policy, AdaSrsf):  # it places several jobs on a GPU, which no other placement knows how to do
+        options = dataclasses.replace(options, placement=default_placement(policy))
     work = prepare(
         trace,
         cluster,
@@ -146,6 +152,12 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
     began = time.perf_counter()
     if options.fast and isinstance(policy, PriorityPolicy):
         world = _run_fast(world, policy, options, progress)
+    elif isinstance(policy, AdaSrsf):
+        refuse_what_no_gpu_holds(world.table, world.machine, policy, work.jobs["job_id"].to_list())
+        turns = IterationLoop(
+            world, cluster, policy, checks=options.checks, tenants=work.tenants, tier_speeds=profiles.tier_speeds
+        )
+        world = _run_loop(turns, policy, options, progress)
     else:
         simulation = loop.Loop(
             world, cluster, policy, checks=options.checks, tenants=work.tenants, tier_speeds=work.profiles.tier_speeds

@@ -9,6 +9,7 @@ from thebes.model.decision import Decision
 from thebes.model.trace import Trace
 from thebes.model.view import View
 from thebes.policy import Policy, fill
+from thebes.policy.ada_srsf import AdaSrsf
 from thebes.policy.priority import PriorityPolicy
 from thebes.policy.tiresias_compat import TiresiasCompat
 
@@ -32,16 +33,28 @@ def compile_general_path() -> None:
     simulate(_tiny(), "1x2", _InOrder())
 
 
+def compile_iterations() -> None:
+    from thebes.sim.simulate import simulate
+
+    simulate(_tiny(), "1x2", AdaSrsf())
+
+
 def needs_compiling(policy: Policy) -> bool:
     """Whether a run under this policy would have to compile first."""
     if isinstance(policy, TiresiasCompat):
         return False
+    if isinstance(policy, AdaSrsf):
+        return is_cold("iterations.play")
     return is_cold("fast.run" if isinstance(policy, PriorityPolicy) else "fill.draw_up")
 
 
 def compile_for(policy: Policy) -> None:
     """Compile what a run under this policy needs, if that was not done before."""
-    if needs_compiling(policy):
+    if not needs_compiling(policy):
+        return
+    if isinstance(policy, AdaSrsf):
+        compile_iterations()
+    else:
         compile_fast_path() if isinstance(policy, PriorityPolicy) else compile_general_path()
 
 

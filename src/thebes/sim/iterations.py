@@ -1,0 +1,584 @@
+"""The world at the grain of iterations: tasks that take turns on shared GPUs, and all-reduces that meet on the network.
+
+The model is that of Ada-SRSF (arXiv 2002.10105). A round of a job is one task per worker on that worker's GPU, forward
+and backward in one, then, if the job spans nodes, one all-reduce. A GPU runs one task at a time, to its end, of the job
+with the least remaining service. An all-reduce that is ready asks to be admitted; among k on its busiest node it
+proceeds at 1 / (k + (k-1)*eta/b) of its pace alone, from the instant at which k changes. Everything happens at exact
+instants, in compiled code; the policy is asked in Python when jobs arrive or end, as in thebes.sim.loop.
+
+A round stands for one iteration, or for a bundle of n with n-fold compute and bytes (`grain_s`): turns on a GPU then
+change and transfers then meet only n iterations apart, which is all that the bundle approximates.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thebes.model.cluster import Cluster
+from thebes.model.compiled import Record, Records, compiled, entry, inner, plain
+from thebes.model.decision import diff, shares_of
+from thebes.model.errors import UserError
+from thebes.model.jobs import FINISHED, HELD, NEVER, JobTable, gpus_of
+from thebes.model.machine import ZERO, Machine, nodes_spanned, tier_spanned
+from thebes.model.profiles import iteration_s, shape_of
+from thebes.policy.ada_srsf import AdaSrsf, cost_of_contention
+from thebes.sim.calendar import Calendar, next_event_s, schedule
+from thebes.sim.loop import ASK, DONE, LOG_FULL, Alive, Loop
+from thebes.sim.neighbours import MAX_SHARERS, NOBODY, move_in, move_out, place_in_table
+from thebes.sim.world import FINISH, START, World, most_events, record, step_timeline, submit
+
+LEAST_ROUNDS = 100.0  # no job is bundled into fewer rounds than this, unless it has fewer iterations
+SAME_S = 1e-9  # events closer together than this, or than rounding can tell apart, happen at one instant
+STRETCH = 200_000  # events between two looks at the clock on the wall
+PAUSED = 3
+
+# Where a job is in its round.
+STARTING, COMPUTING, ASKS, TALKS = range(4)
+# Where a worker's task is.
+READY, BUSY, DONE_TASK = range(3)
+# Cells of `Iterations.count`.
+N_ASKING, N_ACTIVE, N_LOOK, N_FRESH, ENDED, CHANGED = range(6)
+
+ROUND = np.dtype(
+    [
+        ("stage", np.int64),
+        ("task_s", np.float64),  # compute of one iteration, where the job sits
+        ("wire_s", np.float64),  # its all-reduce, alone on the network
+        ("left", np.float64),  # iterations that are not finished
+        ("bundle", np.float64),  # iterations per round
+        ("size", np.float64),  # iterations of the present round
+        ("tasks_left", np.int64),
+        ("service", np.float64),  # remaining work x GPUs at the beginning of the round: SRSF's order
+        ("asked_s", np.float64),  # when the present all-reduce became ready
+        ("fresh", np.bool_),  # it has not been refused yet
+        ("latency_s", np.float64),  # what is left of the transfer: latency, then seconds alone
+        ("rest_s", np.float64),
+        ("settled_s", np.float64),  # the instant for which these two hold
+        ("k", np.int64),  # transfers on its busiest node, since then
+    ]
+)
+LAW = np.dtype(
+    [
+        ("eta_over_b", np.float64),
+        ("most_met", np.int64),
+        ("bound", np.float64),
+        ("latency_s", np.float64),
+        ("grain_s", np.float64),
+    ]
+)
+
+
+class Iterations(NamedTuple):
+    """What this world knows beyond the World."""
+
+    law: Records  # one record
+    rounds: Records  # ROUND, per job
+    task: NDArray[np.int64]  # per slot: READY, BUSY or DONE_TASK
+    began_s: NDArray[np.float64]  # per slot: when its task began
+    slot_row: NDArray[np.int64]  # per slot: whose it is
+    residents: NDArray[np.int64]  # [GPU, MAX_SHARERS]: slots of the jobs that sit there
+    computing: NDArray[np.int64]  # per GPU: the job whose task it runs, or NOBODY
+    since_s: NDArray[np.float64]  # per GPU: charged up to here
+    look: NDArray[np.int64]  # GPUs that may have something to begin with
+    listed: NDArray[np.bool_]  # per GPU: whether it is among those
+    asking: NDArray[np.int64]  # rows of the jobs whose all-reduce waits, by (service, row)
+    active: NDArray[np.int64]  # rows of the jobs that transfer
+    node_active: NDArray[np.int64]  # per node: transfers
+    node_rows: NDArray[np.int64]  # per node: the sum of their rows: the row, if there is one
+    count: NDArray[np.int64]
+
+
+def iterations_for(world: World, policy: AdaSrsf) -> Iterations:
+    jobs, gpus, nodes = len(world.table.jobs), len(world.machine.gpus), len(world.machine.nodes)
+    law = np.recarray(1, dtype=LAW)
+    law.eta_over_b, law.most_met, law.bound = policy.eta_over_b, policy.most_met, policy.bound
+    law.latency_s, law.grain_s = policy.a_ms / 1000.0, policy.grain_s
+    rounds = np.recarray(jobs, dtype=ROUND)
+    rounds[:] = np.zeros(jobs, dtype=ROUND)
+    slots = len(world.table.slots)
+    widths = np.diff(np.append(world.table.jobs["first_slot"], slots))
+    return Iterations(
+        law=plain(law),
+        rounds=plain(rounds),
+        task=np.full(slots, DONE_TASK, dtype=np.int64),
+        began_s=np.zeros(slots),
+        slot_row=np.repeat(np.arange(jobs, dtype=np.int64), widths),
+        residents=np.full((gpus, MAX_SHARERS), NOBODY, dtype=np.int64),
+        computing=np.full(gpus, NOBODY, dtype=np.int64),
+        since_s=np.zeros(gpus),
+        look=np.zeros(gpus, dtype=np.int64),
+        listed=np.zeros(gpus, dtype=np.bool_),
+        asking=np.zeros(jobs, dtype=np.int64),
+        active=np.zeros(jobs, dtype=np.int64),
+        node_active=np.zeros(nodes, dtype=np.int64),
+        node_rows=np.zeros(nodes, dtype=np.int64),
+        count=np.zeros(6, dtype=np.int64),
+    )
+
+
+@inner
+def _at_once(now_s: float) -> float:
+    """The end of this instant: what is due by then happens now."""
+    return now_s + max(SAME_S, 1e-14 * now_s)
+
+
+# The account: each second of an occupied GPU is charged once, to whom it computes for, else to all who sit there alike.
+
+
+@inner
+def _charge(w: World, it: Iterations, gpu: int) -> None:
+    now_s, since_s, jobs = w.clock[0].now_s, it.since_s[gpu], w.table.jobs
+    it.since_s[gpu] = now_s
+    if it.computing[gpu] != NOBODY:
+        jobs[it.computing[gpu]].useful_gpu_s += now_s - since_s
+        return
+    here = 0
+    for at in range(MAX_SHARERS):
+        here += it.residents[gpu, at] != NOBODY
+    for at in range(MAX_SHARERS):
+        if it.residents[gpu, at] != NOBODY:
+            job = jobs[it.slot_row[it.residents[gpu, at]]]
+            starting_s = min(max(job.run_from_s - since_s, 0.0), now_s - since_s)
+            job.overhead_gpu_s += starting_s / here
+            job.useful_gpu_s += (now_s - since_s - starting_s) / here
+
+
+# Compute.
+
+
+@inner
+def _look_at(it: Iterations, gpu: int) -> None:
+    if not it.listed[gpu]:
+        it.listed[gpu] = True
+        it.look[it.count[N_LOOK]] = gpu
+        it.count[N_LOOK] += 1
+
+
+@inner
+def _begin_round(w: World, it: Iterations, row: int) -> None:
+    job, turn = w.table.jobs[row], it.rounds[row]
+    turn.size = turn.bundle if turn.left - turn.bundle > 1e-9 * turn.left else turn.left
+    turn.stage = COMPUTING
+    turn.service = job.left_s * job.width
+    turn.tasks_left = job.width
+    for slot in range(job.first_slot, job.first_slot + job.width):
+        it.task[slot] = READY
+        if it.computing[w.table.slots[slot]] == NOBODY:
+            _look_at(it, w.table.slots[slot])
+
+
+@inner
+def _begin_tasks(w: World, calendar: Calendar, it: Iterations) -> None:
+    """Every idle GPU takes the ready task of the job with the least remaining service."""
+    now_s = w.clock[0].now_s
+    for i in range(it.count[N_LOOK]):
+        gpu = it.look[i]
+        it.listed[gpu] = False
+        best = NOBODY
+        for at in range(MAX_SHARERS):
+            slot = it.residents[gpu, at]
+            if slot != NOBODY and it.task[slot] == READY:
+                row, other = it.slot_row[slot], it.slot_row[best]
+                mine, least = it.rounds[row].service, it.rounds[other].service
+                if best == NOBODY or mine < least or (mine == least and row < other):
+                    best = slot
+        if best == NOBODY:
+            continue
+        row = it.slot_row[best]
+        _charge(w, it, gpu)
+        it.computing[gpu] = row
+        it.task[best] = BUSY
+        it.began_s[best] = now_s
+        if w.table.jobs[row].event_s == NEVER:  # tasks that began earlier end earlier
+            schedule(calendar, row, now_s + it.rounds[row].size * it.rounds[row].task_s)
+    it.count[N_LOOK] = 0
+
+
+@inner
+def _end_tasks(w: World, calendar: Calendar, it: Iterations, row: int) -> None:
+    job, turn, slots = w.table.jobs[row], it.rounds[row], w.table.slots
+    task_s, next_s, due_s = turn.size * turn.task_s, NEVER, _at_once(w.clock[0].now_s)
+    for slot in range(job.first_slot, job.first_slot + job.width):
+        if it.task[slot] != BUSY:
+            continue
+        end_s = it.began_s[slot] + task_s
+        if end_s <= due_s:
+            gpu = slots[slot]
+            _charge(w, it, gpu)
+            it.computing[gpu] = NOBODY
+            it.task[slot] = DONE_TASK
+            turn.tasks_left -= 1
+            _look_at(it, gpu)
+        else:
+            next_s = min(next_s, end_s)
+    if next_s < NEVER:
+        schedule(calendar, row, next_s)
+
+
+# Communication.
+
+
+@inner
+def _join_network(w: World, it: Iterations, row: int, sign: int) -> None:
+    last, m = NOBODY, w.machine
+    for gpu in gpus_of(w.table, row):
+        node = m.gpus[gpu].node
+        if node != last:
+            last = node
+            it.node_active[node] += sign
+            it.node_rows[node] += sign * row
+    it.count[CHANGED] = 1
+
+
+@inner
+def _ask_to_talk(w: World, it: Iterations, row: int) -> None:
+    turn, at = it.rounds[row], it.count[N_ASKING]
+    turn.stage = ASKS
+    turn.asked_s = w.clock[0].now_s
+    turn.fresh = True
+    while at > 0:
+        before = it.asking[at - 1]
+        least = it.rounds[before].service
+        if least < turn.service or (least == turn.service and before < row):
+            break
+        it.asking[at] = before
+        at -= 1
+    it.asking[at] = row
+    it.count[N_ASKING] += 1
+    it.count[N_FRESH] += 1
+
+
+@inner
+def _rest_s(it: Iterations, turn: Record, now_s: float) -> float:
+    """What is left of a transfer, in seconds alone on the network."""
+    ran_s = max(0.0, now_s - turn.settled_s - turn.latency_s)
+    return max(0.0, turn.rest_s - ran_s / cost_of_contention(turn.k, it.law[0].eta_over_b))
+
+
+@inner
+def _admits(w: World, it: Iterations, row: int) -> bool:
+    """AdaDUAL, or SRSF(n): whether this all-reduce may start beside the transfers on its nodes."""
+    law, m, last = it.law[0], w.machine, NOBODY
+    for gpu in gpus_of(w.table, row):
+        node = m.gpus[gpu].node
+        if node != last:
+            last = node
+            if it.node_active[node] > law.most_met:
+                return False
+    if law.bound == np.inf:
+        return True
+    size_s = it.rounds[row].size * it.rounds[row].wire_s
+    for gpu in gpus_of(w.table, row):
+        node = m.gpus[gpu].node
+        if it.node_active[node] == 1:
+            met = it.rounds[it.node_rows[node]]
+            if size_s > law.bound * _rest_s(it, met, w.clock[0].now_s):
+                return False
+    return True
+
+
+@inner
+def _admit(w: World, it: Iterations) -> None:
+    """Those who ask, in order of remaining service. Who was refused is refused until a transfer has ended.
+
+    For until then the transfers in its way only get shorter, and more may come.
+    """
+    count = it.count
+    if count[ENDED] == 0 and count[N_FRESH] == 0:
+        return
+    kept = 0
+    for i in range(count[N_ASKING]):
+        row = it.asking[i]
+        turn = it.rounds[row]
+        if (turn.fresh or count[ENDED] == 1) and _admits(w, it, row):
+            turn.stage = TALKS
+            turn.latency_s = turn.size * it.law[0].latency_s
+            turn.rest_s = turn.size * turn.wire_s
+            turn.settled_s = w.clock[0].now_s
+            turn.k = 0
+            it.active[count[N_ACTIVE]] = row
+            count[N_ACTIVE] += 1
+            _join_network(w, it, row, 1)
+        else:
+            it.asking[kept] = row
+            kept += 1
+        turn.fresh = False
+    count[N_ASKING] = kept
+    count[ENDED] = 0
+    count[N_FRESH] = 0
+
+
+@inner
+def _set_rates(w: World, calendar: Calendar, it: Iterations) -> None:
+    """Transfers whose busiest node has more or fewer transfers than before go on at their new pace."""
+    if it.count[CHANGED] == 0:
+        return
+    it.count[CHANGED] = 0
+    now_s, m = w.clock[0].now_s, w.machine
+    for i in range(it.count[N_ACTIVE]):
+        row = it.active[i]
+        turn, k = it.rounds[row], 1
+        for gpu in gpus_of(w.table, row):
+            k = max(k, it.node_active[m.gpus[gpu].node])
+        if k != turn.k:
+            if turn.k > 0:
+                turn.rest_s = _rest_s(it, turn, now_s)
+                turn.latency_s = max(0.0, turn.latency_s - (now_s - turn.settled_s))
+            turn.settled_s = now_s
+            turn.k = k
+            cost_s = turn.rest_s * cost_of_contention(k, it.law[0].eta_over_b)
+            schedule(calendar, row, now_s + turn.latency_s + cost_s)
+
+
+@inner
+def _end_transfer(w: World, it: Iterations, row: int) -> None:
+    w.table.jobs[row].talked_s += w.clock[0].now_s - it.rounds[row].asked_s
+    _join_network(w, it, row, -1)
+    it.count[ENDED] = 1
+    for i in range(it.count[N_ACTIVE]):
+        if it.active[i] == row:
+            it.count[N_ACTIVE] -= 1
+            it.active[i] = it.active[it.count[N_ACTIVE]]
+            return
+
+
+# The life of a job.
+
+
+@inner
+def _begin(w: World, calendar: Calendar, it: Iterations, row: int) -> None:
+    """A waiting job starts on its slots, for good."""
+    clock, job, m, costs = w.clock[0], w.table.jobs[row], w.machine, w.costs[0]
+    gpus, turn = gpus_of(w.table, row), it.rounds[row]
+    for i in range(gpus.size):
+        _charge(w, it, gpus[i])
+        for at in range(MAX_SHARERS):
+            if it.residents[gpus[i], at] == NOBODY:
+                it.residents[gpus[i], at] = job.first_slot + i
+                break
+    clock.busy_gpus += move_in(w.neighbours, m, w.table, row)
+    job.waited_s += clock.now_s - job.since_s
+    job.phase = HELD
+    job.since_s = clock.now_s
+    job.first_start_s = clock.now_s
+    job.ready_s = clock.now_s
+    job.run_from_s = clock.now_s + costs.start_s + costs.start_s_per_gib * job.state_gib
+    job.tier, job.nodes = tier_spanned(m, gpus), nodes_spanned(m, gpus)
+    job.node_kind = m.nodes[m.gpus[gpus[0]].node].node_kind
+    job.holds += 1
+    clock.held += 1
+    clock.waiting -= 1
+    clock.waiting_gpus -= job.gpus
+    profiles, at, shape = w.neighbours.profiles, place_in_table(w.neighbours, m, job), shape_of(job.nodes, job.tier)
+    alone_s = iteration_s(profiles, at, shape, 1.0)
+    turn.task_s = iteration_s(profiles, at, shape, 0.0)
+    turn.wire_s = max(0.0, alone_s - turn.task_s) if job.nodes > 1 else 0.0
+    job.speed = job.full_s / alone_s
+    turn.left = job.left_s / job.full_s
+    if abs(turn.left - np.round(turn.left)) < 1e-6:
+        turn.left = np.round(turn.left)
+    turn.bundle = max(1.0, np.floor(min(it.law[0].grain_s, turn.left * alone_s / LEAST_ROUNDS) / alone_s))
+    record(w, row, START, job.nodes)
+    if job.run_from_s > clock.now_s or turn.left <= 0.0:
+        turn.stage = STARTING
+        schedule(calendar, row, job.run_from_s)
+    else:
+        _begin_round(w, it, row)
+
+
+@inner
+def _end_round(w: World, it: Iterations, row: int) -> bool:
+    """Whether that was the job's last."""
+    job, turn = w.table.jobs[row], it.rounds[row]
+    turn.left -= turn.size
+    job.left_s = turn.left * job.full_s
+    job.progress_s = job.work_s - job.left_s
+    if turn.left <= 0.0:
+        _finish(w, it, row)
+        return True
+    _begin_round(w, it, row)
+    return False
+
+
+@inner
+def _finish(w: World, it: Iterations, row: int) -> None:
+    clock, job, gpus = w.clock[0], w.table.jobs[row], gpus_of(w.table, row)
+    for i in range(gpus.size):
+        _charge(w, it, gpus[i])
+        for at in range(MAX_SHARERS):
+            if it.residents[gpus[i], at] == job.first_slot + i:
+                it.residents[gpus[i], at] = NOBODY
+    clock.busy_gpus -= move_out(w.neighbours, w.machine, w.table, row)
+    job.executed_s = clock.now_s - job.run_from_s
+    job.age_s = job.executed_s
+    job.left_s = 0.0
+    job.finish_s = clock.now_s
+    job.phase = FINISHED
+    if job.nodes > job.min_nodes:
+        job.spread_gpu_s = job.useful_gpu_s
+    w.services[clock.finished] = job.executed_s * job.gpus
+    clock.finished += 1
+    clock.held -= 1
+    record(w, row, FINISH, ZERO)
+
+
+@inner
+def _happen(w: World, calendar: Calendar, it: Iterations, row: int) -> bool:
+    """What is due for this job now; whether it finished."""
+    turn = it.rounds[row]
+    schedule(calendar, row, NEVER)
+    if turn.stage == STARTING:
+        if turn.left <= 0.0:
+            _finish(w, it, row)
+            return True
+        _begin_round(w, it, row)
+        return False
+    if turn.stage == COMPUTING:
+        _end_tasks(w, calendar, it, row)
+        if turn.tasks_left > 0:
+            return False
+        if turn.wire_s > 0.0:
+            _ask_to_talk(w, it, row)
+            return False
+    else:
+        _end_transfer(w, it, row)
+    return _end_round(w, it, row)
+
+
+@inner
+def _settle(w: World, calendar: Calendar, it: Iterations) -> None:
+    """What an instant ends with: admissions, new rates, and tasks on idle GPUs."""
+    _admit(w, it)
+    _set_rates(w, calendar, it)
+    _begin_tasks(w, calendar, it)
+
+
+@compiled
+def play(w: World, calendar: Calendar, it: Iterations, alive: Alive, stretch: int) -> int:
+    """Iterations go by until jobs arrive or end: then the policy is asked, before that instant is settled."""
+    jobs, clock = w.table.jobs, w.clock[0]
+    _settle(w, calendar, it)
+    for _ in range(stretch):
+        now_s = next_event_s(calendar)
+        if clock.arrived < jobs.size:
+            now_s = min(now_s, jobs[clock.arrived].submit_s)
+        if now_s == NEVER:
+            return DONE
+        if w.log.size - clock.logged < most_events(w, now_s):
+            return LOG_FULL
+        clock.now_s = now_s
+        asks = False
+        while next_event_s(calendar) <= _at_once(now_s):
+            row = calendar.rows[0]
+            if _happen(w, calendar, it, row):
+                asks = True
+                at = np.searchsorted(alive.rows[: alive.size[0]], row)
+                for i in range(at, alive.size[0] - 1):
+                    alive.rows[i] = alive.rows[i + 1]
+                alive.size[0] -= 1
+        while clock.arrived < jobs.size and jobs[clock.arrived].submit_s <= now_s:
+            asks = True
+            alive.rows[alive.size[0]] = clock.arrived
+            alive.size[0] += 1
+            submit(w, clock.arrived)
+        if asks:
+            return ASK
+        _settle(w, calendar, it)
+    return PAUSED
+
+
+@compiled
+def start_jobs(
+    w: World,
+    calendar: Calendar,
+    it: Iterations,
+    rows: NDArray[np.int64],
+    shares: NDArray[np.float64],
+    gpus: NDArray[np.int64],
+    started: NDArray[np.int64],
+    offset: NDArray[np.int64],
+) -> None:
+    """Carry out a Decision that neither suspends nor moves anybody. `started` are positions in `rows`."""
+    jobs, slots = w.table.jobs, w.table.slots
+    for i in range(rows.size):
+        jobs[rows[i]].share = shares[i]
+    for i in started:
+        job = jobs[rows[i]]
+        slots[job.first_slot : job.first_slot + job.width] = gpus[offset[i] : offset[i] + job.width]
+        _begin(w, calendar, it, rows[i])
+    w.clock[0].decisions += 1
+
+
+_play, _start_jobs, _step_timeline = entry(play), entry(start_jobs), entry(step_timeline)
+
+
+class IterationLoop(Loop):
+    """One simulation at the grain of iterations; driven as any `Loop`."""
+
+    def __init__(
+        self,
+        world: World,
+        cluster: Cluster,
+        policy: AdaSrsf,
+        *,
+        checks: bool,
+        tenants: tuple[str, ...],
+        tier_speeds: NDArray[np.float64],
+    ) -> None:
+        super().__init__(world, cluster, policy, checks=checks, tenants=tenants, tier_speeds=tier_speeds)
+        world.table.jobs["paced_s"] = NEVER  # what is left to do is written down at the end of every round
+        self.iterations = iterations_for(world, policy)
+
+    def run(self, instants: int) -> int:
+        for _ in range(instants):
+            status = _play(self.world, self.calendar, self.iterations, self.alive, STRETCH)
+            if status == PAUSED:
+                return ASK
+            if status != ASK:
+                return status
+            if self.alive.size[0]:
+                self._decide()
+            _step_timeline(self.world)
+        return ASK
+
+    def _decide(self) -> None:
+        view = self.view()
+        decision = self.policy.decide(view)
+        if self.checks:
+            self._check(decision, view)
+        actions = diff(self.world.table, view.jobs.rows, decision)
+        if len(actions.suspend) or len(actions.migrate):
+            raise UserError(
+                f"policy {self.policy.label}: at {view.now_s:g} s it suspends or moves a job",
+                hint="where iterations take turns on a GPU, a job stays on its GPUs until it ends",
+            )
+        _start_jobs(
+            self.world,
+            self.calendar,
+            self.iterations,
+            decision.rows,
+            shares_of(decision),
+            decision.gpus,
+            actions.start,
+            actions.offset,
+        )
+
+
+def refuse_what_no_gpu_holds(table: JobTable, machine: Machine, policy: AdaSrsf, ids: list[str]) -> None:
+    """GPUs are shared by memory, so a job that needs more than any GPU has would wait for ever."""
+    jobs = table.jobs
+    most_gib = np.zeros(len(jobs))
+    for kind in range(len(machine.kinds)):
+        allowed = ((jobs["kinds"] >> kind) & 1).astype(np.bool_)
+        most_gib = np.where(allowed, np.maximum(most_gib, machine.kinds["memory_gib"][kind]), most_gib)
+    bad = np.flatnonzero(jobs["memory_gib"] > most_gib)
+    if len(bad):
+        first = bad[0]
+        raise UserError(
+            f"{policy.label}: {len(bad)} of {len(jobs)} jobs need more memory than any of their GPUs has: "
+            f"{ids[first]} ({jobs['memory_gib'][first]:.1f} GiB, a GPU has {most_gib[first]:.1f} GiB)",
+            hint="use a cluster with larger GPUs, or leave those jobs out",
+        )
