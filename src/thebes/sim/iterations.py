@@ -128,33 +128,40 @@ def _at_once(now_s: float) -> float:
 # The account: each second of an occupied GPU is charged once, to whom it computes for, else to all who sit there alike.
 
 
+# What runs per task takes only the arrays it needs: handing whole worlds around would cost more than the work itself.
+
+
 @inner
-def _charge(w: World, it: Iterations, gpu: int) -> None:
-    now_s, since_s, jobs = w.clock[0].now_s, it.since_s[gpu], w.table.jobs
-    it.since_s[gpu] = now_s
-    if it.computing[gpu] != NOBODY:
-        jobs[it.computing[gpu]].useful_gpu_s += now_s - since_s
-        return
+def _charge_idle(
+    jobs: Records,
+    residents: NDArray[np.int64],
+    slot_row: NDArray[np.int64],
+    gpu: int,
+    since_s: float,
+    now_s: float,
+) -> None:
     here = 0
     for at in range(MAX_SHARERS):
-        here += it.residents[gpu, at] != NOBODY
+        here += residents[gpu, at] != NOBODY
     for at in range(MAX_SHARERS):
-        if it.residents[gpu, at] != NOBODY:
-            job = jobs[it.slot_row[it.residents[gpu, at]]]
+        if residents[gpu, at] != NOBODY:
+            job = jobs[slot_row[residents[gpu, at]]]
             starting_s = min(max(job.run_from_s - since_s, 0.0), now_s - since_s)
             job.overhead_gpu_s += starting_s / here
             job.useful_gpu_s += (now_s - since_s - starting_s) / here
 
 
-# Compute.
-
-
 @inner
-def _look_at(it: Iterations, gpu: int) -> None:
-    if not it.listed[gpu]:
-        it.listed[gpu] = True
-        it.look[it.count[N_LOOK]] = gpu
-        it.count[N_LOOK] += 1
+def _charge(w: World, it: Iterations, gpu: int) -> None:
+    now_s, since_s = w.clock[0].now_s, it.since_s[gpu]
+    it.since_s[gpu] = now_s
+    if it.computing[gpu] != NOBODY:
+        w.table.jobs[it.computing[gpu]].useful_gpu_s += now_s - since_s
+    elif since_s < now_s:
+        _charge_idle(w.table.jobs, it.residents, it.slot_row, gpu, since_s, now_s)
+
+
+# Compute.
 
 
 @inner
@@ -164,54 +171,80 @@ def _begin_round(w: World, it: Iterations, row: int) -> None:
     turn.stage = COMPUTING
     turn.service = job.left_s * job.width
     turn.tasks_left = job.width
-    for slot in range(job.first_slot, job.first_slot + job.width):
-        it.task[slot] = READY
-        if it.computing[w.table.slots[slot]] == NOBODY:
-            _look_at(it, w.table.slots[slot])
+    _make_ready(w.table.slots, it.task, it.computing, it.listed, it.look, it.count, job.first_slot, job.width)
+
+
+@inner
+def _make_ready(
+    slots: NDArray[np.int64],
+    task: NDArray[np.int64],
+    computing: NDArray[np.int64],
+    listed: NDArray[np.bool_],
+    look: NDArray[np.int64],
+    count: NDArray[np.int64],
+    first: int,
+    width: int,
+) -> None:
+    """A task for each worker; idle GPUs have to be looked at."""
+    for slot in range(first, first + width):
+        gpu = slots[slot]
+        task[slot] = READY
+        if computing[gpu] == NOBODY and not listed[gpu]:
+            listed[gpu] = True
+            look[count[N_LOOK]] = gpu
+            count[N_LOOK] += 1
 
 
 @inner
 def _begin_tasks(w: World, calendar: Calendar, it: Iterations) -> None:
     """Every idle GPU takes the ready task of the job with the least remaining service."""
-    now_s = w.clock[0].now_s
+    now_s, jobs, rounds = w.clock[0].now_s, w.table.jobs, it.rounds
+    residents, slot_row, task, computing, since_s = it.residents, it.slot_row, it.task, it.computing, it.since_s
     for i in range(it.count[N_LOOK]):
         gpu = it.look[i]
         it.listed[gpu] = False
-        best = NOBODY
+        best, best_row, least = NOBODY, NOBODY, NEVER
         for at in range(MAX_SHARERS):
-            slot = it.residents[gpu, at]
-            if slot != NOBODY and it.task[slot] == READY:
-                row, other = it.slot_row[slot], it.slot_row[best]
-                mine, least = it.rounds[row].service, it.rounds[other].service
-                if best == NOBODY or mine < least or (mine == least and row < other):
-                    best = slot
+            slot = residents[gpu, at]
+            if slot != NOBODY and task[slot] == READY:
+                row = slot_row[slot]
+                mine = rounds[row].service
+                if best == NOBODY or mine < least or (mine == least and row < best_row):
+                    best, best_row, least = slot, row, mine
         if best == NOBODY:
             continue
-        row = it.slot_row[best]
-        _charge(w, it, gpu)
-        it.computing[gpu] = row
-        it.task[best] = BUSY
+        if since_s[gpu] < now_s:
+            _charge_idle(jobs, residents, slot_row, gpu, since_s[gpu], now_s)
+        since_s[gpu] = now_s
+        computing[gpu] = best_row
+        task[best] = BUSY
         it.began_s[best] = now_s
-        if w.table.jobs[row].event_s == NEVER:  # tasks that began earlier end earlier
-            schedule(calendar, row, now_s + it.rounds[row].size * it.rounds[row].task_s)
+        if jobs[best_row].event_s == NEVER:  # tasks that began earlier end earlier
+            schedule(calendar, best_row, now_s + rounds[best_row].size * rounds[best_row].task_s)
     it.count[N_LOOK] = 0
 
 
 @inner
 def _end_tasks(w: World, calendar: Calendar, it: Iterations, row: int) -> None:
-    job, turn, slots = w.table.jobs[row], it.rounds[row], w.table.slots
-    task_s, next_s, due_s = turn.size * turn.task_s, NEVER, _at_once(w.clock[0].now_s)
+    job, turn, slots, now_s = w.table.jobs[row], it.rounds[row], w.table.slots, w.clock[0].now_s
+    task, began_s, computing, since_s = it.task, it.began_s, it.computing, it.since_s
+    listed, look, count = it.listed, it.look, it.count
+    task_s, next_s, due_s = turn.size * turn.task_s, NEVER, _at_once(now_s)
     for slot in range(job.first_slot, job.first_slot + job.width):
-        if it.task[slot] != BUSY:
+        if task[slot] != BUSY:
             continue
-        end_s = it.began_s[slot] + task_s
+        end_s = began_s[slot] + task_s
         if end_s <= due_s:
             gpu = slots[slot]
-            _charge(w, it, gpu)
-            it.computing[gpu] = NOBODY
-            it.task[slot] = DONE_TASK
+            job.useful_gpu_s += now_s - since_s[gpu]
+            since_s[gpu] = now_s
+            computing[gpu] = NOBODY
+            task[slot] = DONE_TASK
             turn.tasks_left -= 1
-            _look_at(it, gpu)
+            if not listed[gpu]:
+                listed[gpu] = True
+                look[count[N_LOOK]] = gpu
+                count[N_LOOK] += 1
         else:
             next_s = min(next_s, end_s)
     if next_s < NEVER:
@@ -286,10 +319,7 @@ def _admit(w: World, it: Iterations) -> None:
 
     For until then the transfers in its way only get shorter, and more may come.
     """
-    count = it.count
-    if count[ENDED] == 0 and count[N_FRESH] == 0:
-        return
-    kept = 0
+    count, kept = it.count, 0
     for i in range(count[N_ASKING]):
         row = it.asking[i]
         turn = it.rounds[row]
@@ -314,8 +344,6 @@ def _admit(w: World, it: Iterations) -> None:
 @inner
 def _set_rates(w: World, calendar: Calendar, it: Iterations) -> None:
     """Transfers whose busiest node has more or fewer transfers than before go on at their new pace."""
-    if it.count[CHANGED] == 0:
-        return
     it.count[CHANGED] = 0
     now_s, m = w.clock[0].now_s, w.machine
     for i in range(it.count[N_ACTIVE]):
@@ -451,15 +479,20 @@ def _happen(w: World, calendar: Calendar, it: Iterations, row: int) -> bool:
 @inner
 def _settle(w: World, calendar: Calendar, it: Iterations) -> None:
     """What an instant ends with: admissions, new rates, and tasks on idle GPUs."""
-    _admit(w, it)
-    _set_rates(w, calendar, it)
-    _begin_tasks(w, calendar, it)
+    count = it.count
+    if count[ENDED] == 1 or count[N_FRESH] > 0:
+        _admit(w, it)
+    if count[CHANGED] == 1:
+        _set_rates(w, calendar, it)
+    if count[N_LOOK] > 0:
+        _begin_tasks(w, calendar, it)
 
 
 @compiled
 def play(w: World, calendar: Calendar, it: Iterations, alive: Alive, stretch: int) -> int:
     """Iterations go by until jobs arrive or end: then the policy is asked, before that instant is settled."""
     jobs, clock = w.table.jobs, w.clock[0]
+    room = 4 * jobs.size + 16  # for any instant at all: only where there is less it has to be counted
     _settle(w, calendar, it)
     for _ in range(stretch):
         now_s = next_event_s(calendar)
@@ -467,7 +500,7 @@ def play(w: World, calendar: Calendar, it: Iterations, alive: Alive, stretch: in
             now_s = min(now_s, jobs[clock.arrived].submit_s)
         if now_s == NEVER:
             return DONE
-        if w.log.size - clock.logged < most_events(w, now_s):
+        if w.log.size - clock.logged < room and w.log.size - clock.logged < most_events(w, now_s):
             return LOG_FULL
         clock.now_s = now_s
         asks = False
