@@ -199,7 +199,7 @@ def test_the_largest_gang_is_placed_on_an_idle_cluster_and_one_more_is_not(name:
 
 
 def test_placements_by_name() -> None:
-    assert set(registry()) == {"count", "yarn", "consolidate", "relaxed", "skew", "random"}
+    assert set(registry()) == {"count", "yarn", "consolidate", "relaxed", "skew", "random", "lwf"}
     assert all(placement.__doc__ for placement in registry().values())
     assert Skew(learn=True).strategy(0).pack_limit[0] == np.inf
     assert Skew(pack_limit=0.5).strategy(0).pack_limit[0] == 0.5
