@@ -155,7 +155,7 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
     elif isinstance(policy, AdaSrsf):
         refuse_what_no_gpu_holds(world.table, world.machine, policy, work.jobs["job_id"].to_list())
         turns = IterationLoop(
-            world, cluster, policy, checks=options.checks, tenants=work.tenants, tier_speeds=profiles.tier_speeds
+            world, cluster, policy, checks=options.checks, tenants=work.tenants, tier_speeds=work.profiles.tier_speeds
         )
         world = _run_loop(turns, policy, options, progress)
     else:
