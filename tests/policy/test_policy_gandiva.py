@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -483,6 +484,34 @@ def test_every_job_finishes_and_every_decision_is_sound(
     assert result.jobs["finish_s"].null_count() == 0
     again = simulate(trace, mixed_cluster(), VARIANTS[name], **options)
     assert finishes(again) == finishes(result)
+
+
+class AskedTwice(Policy):
+    """A policy that must give the same answer again, and leave the world and its old memory as they were."""
+
+    shares: Any = True
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def decide(self, view: View) -> Decision:
+        owners, before = view.machine.gpus["owner"].copy(), deepcopy(view.memory)
+        decision, again = self.policy.decide(view), self.policy.decide(view)
+        for field in fields(Decision):
+            np.testing.assert_equal(getattr(again, field.name), getattr(decision, field.name), err_msg=field.name)
+        np.testing.assert_array_equal(view.machine.gpus["owner"], owners)
+        assert view.memory == before
+        # Nobody waits who would fit into the GPUs that are left.
+        waiting = ~np.isin(view.jobs.rows, decision.rows)
+        assert (view.jobs.gpus[waiting] > view.total_gpus - len(np.unique(decision.gpus))).all()
+        return decision
+
+
+@pytest.mark.parametrize("name", ["all", "turns", "gavel"])
+@given(trace=workloads(most_gpus=6), loss=st.sampled_from([0.0, 0.5]))
+@effort(8)
+def test_decisions_are_pure_and_leave_no_gpu_idle(name: str, trace: Trace, loss: float) -> None:
+    simulate(trace, "3x2", AskedTwice(VARIANTS[name]), interference=Interference(pack_loss=loss))
 
 
 def test_pairs_of_gandiva_gavel_are_chosen_by_seed_and_only_when_gpus_are_short() -> None:

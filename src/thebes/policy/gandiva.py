@@ -63,7 +63,10 @@ class Gandiva(Policy):
 
     quantum_s: float = parameter(60.0, "shortest turn of those who share GPUs in time, in seconds", low=1.0)
     switch_share: float = parameter(
-        0.02, "part of their GPU time that switching may cost: longer turns where a switch costs more", low=1e-3, high=1
+        0.02,
+        "part of their GPU time that switching may cost: longer turns where a switch costs more",
+        low=1e-3,
+        high=0.5,
     )
     max_height: int = parameter(0, "jobs that may take turns on a server, in servers full; 0: no limit", low=0)
     starve_after_s: float = parameter(
@@ -112,9 +115,9 @@ class Gandiva(Policy):
 
         tick = someone and memory.turn_ends_s <= now_s
         stays = jobs.running & ~(seatless | undone)
-        if tick:  # a turn that began in the middle of a quantum is rounded to the nearest tick
-            held_s = now_s - jobs.since_s + memory.quantum_s / 2
-            stays &= ~in_turn | (held_s < (1.0 + np.maximum(0, view.jobs.priority)) * memory.quantum_s)
+        if tick:  # what it ran is rounded to whole turns, so nobody is suspended who has only just been resumed
+            turn_s = (1.0 + np.maximum(0, view.jobs.priority)) * memory.quantum_s
+            stays &= ~in_turn | (now_s - jobs.run_from_s + memory.quantum_s / 2 < turn_s)
         on, refused_quota = who_is_on(machine, jobs, seats, stays, order, view.quotas.copy())
         if self.packing and overload and (on & ~jobs.running & (seats.residents["alone"] == 0)).any():
             trial_s = min(trial_s, now_s + self.profile_s)  # when they really begin is known at the next decision

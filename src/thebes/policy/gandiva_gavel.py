@@ -76,7 +76,8 @@ class GandivaGavel(Policy):
         new = ~np.isin(jobs.rows, memory.residents["row"])
         if new.any() and not new.all():  # level with those who had the fewest, or it would have every round for long
             residents["turns"][new] = np.maximum(residents["turns"][new], residents["turns"][~new].min())
-        order = np.lexsort((~seated, residents["turns"], -view.jobs.priority))
+        restored = ~jobs.running | (now_s - jobs.run_from_s >= self.round_s / 2)  # else it has only just been resumed
+        order = np.lexsort((~seated, residents["turns"], restored, -view.jobs.priority))
         rng = np.random.default_rng((self.seed, len(jobs.rows), int(jobs.rows[-1]), int(residents["turns"].sum())))
         over_quota = np.zeros(len(jobs.rows), np.bool_)
         dice, left = rng.permutation(len(order)), view.quotas.copy()
@@ -142,6 +143,9 @@ def hand_out(
             waiting = True
     if overload and waiting:
         _pair_at_random(m, jobs, s, order, dice, refused, left)
+        waiting = False
+        for i in range(jobs.rows.size):
+            waiting = waiting or s.residents[i].width == 0
     return waiting
 
 

@@ -27,23 +27,18 @@ from thebes.policy.gandiva_seats import (
 )
 
 
-@inner
-def _any_free(s: Seats) -> bool:
-    for node in range(s.free.size):  # noqa: SIM110 - Numba compiles no generators
-        if s.free[node] > 0:
-            return True
-    return False
-
-
 @compiled
 def to_free_gpus(
     m: Machine, jobs: Jobs, s: Seats, order: NDArray[np.int64], now_s: float, cooldown_s: float, margin: float
 ) -> int:
     """Free GPUs for those who take turns (in this order) and for guests of pairs; returns how many moved."""
     moved, out = 0, np.empty(m.gpus.size, np.int64)
-    too_many = np.full(m.kinds.size + 1, 1 << 30)  # per kinds wanted: so many GPUs were not found
+    free = s.free.sum()
+    too_many = 1 << 30  # so many GPUs were looked for in vain, where all GPUs are alike
     for i in order:
-        if s.residents[i].width == 0 or not _any_free(s):
+        if free == 0:
+            break
+        if s.residents[i].width == 0:
             continue
         partner, gpus, kinds = partner_of(jobs, s, i), s.residents[i].width, int(jobs.kinds[i])
         if partner != NOBODY:
@@ -53,18 +48,19 @@ def to_free_gpus(
                 seat(m, s, i, out[:gpus])
                 s.residents[i].moved_s = now_s
                 moved += 1
+                free = s.free.sum()
             continue
-        memo = m.kinds.size if m.kinds.size > 1 else 0
-        if jobs.running[i] or not contended(s, i) or (m.kinds.size == 1 and gpus >= too_many[memo]):
+        if jobs.running[i] or gpus >= too_many or not contended(s, i):
             continue
         before = seats_of(s, i).copy()
         count_out(m, s, i)
         if find_free(m, s, kinds, gpus, out) == QUEUED:
-            too_many[memo] = min(too_many[memo], gpus)
+            too_many = min(too_many, gpus) if m.kinds.size == 1 else too_many
             seat(m, s, i, before)
         else:
             seat(m, s, i, out[:gpus])
             moved += 1
+            free = s.free.sum()
     return moved
 
 

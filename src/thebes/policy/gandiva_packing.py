@@ -98,16 +98,20 @@ def pack(
 ) -> int:
     """Try pairs, lowest utilisation first on both sides; returns how many were made."""
     made, in_vain = 0, 0
+    begin = np.zeros(m.gpus.size + 1, np.int64)  # per size: nobody before this place can be a host
     for guest in by_utilisation:
         if in_vain >= MOST_GUESTS:
             break
         if not _may_be_guest(jobs, s, guest, undone):
             continue
-        looked, found = 0, False
-        for host in by_utilisation:
+        looked, found, gpus = 0, False, int(jobs.gpus[guest])
+        while begin[gpus] < by_utilisation.size and not _may_host(jobs, s, int(by_utilisation[begin[gpus]]), gpus):
+            begin[gpus] += 1
+        for at in range(begin[gpus], by_utilisation.size):
+            host = int(by_utilisation[at])
             if looked >= MOST_HOSTS:
                 break
-            if jobs.gpus[host] != jobs.gpus[guest] or host == guest or not _may_host(jobs, s, host):
+            if host == guest or not _may_host(jobs, s, host, gpus):
                 continue
             looked += 1
             if may_share(m, jobs, s, guest, host, refused):
@@ -129,11 +133,11 @@ def _may_be_guest(jobs: Jobs, s: Seats, i: int, undone: NDArray[np.bool_]) -> bo
 
 
 @inner
-def _may_host(jobs: Jobs, s: Seats, i: int) -> bool:
+def _may_host(jobs: Jobs, s: Seats, i: int, gpus: int) -> bool:
+    if jobs.gpus[i] != gpus or not jobs.running[i]:
+        return False
     resident = s.residents[i]
-    return bool(
-        jobs.running[i] and resident.alone > 0.0 and resident.partner == NOBODY and resident.width == jobs.gpus[i]
-    )
+    return bool(resident.alone > 0.0 and resident.partner == NOBODY and resident.width == gpus)
 
 
 @inner

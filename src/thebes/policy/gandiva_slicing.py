@@ -94,6 +94,8 @@ def _use_idle(
         total += not busy[gpu] and not s.shut[gpu]
     out, too_many = np.empty(m.gpus.size, np.int64), 1 << 30
     for i in order:
+        if total == 0:
+            break
         gpus, kinds = int(jobs.gpus[i]), int(jobs.kinds[i])
         if on[i] or over_quota[i] or s.residents[i].partner != NOBODY or gpus > total or gpus >= too_many:
             continue
