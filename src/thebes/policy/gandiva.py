@@ -64,7 +64,7 @@ class Gandiva(Policy):
     quantum_s: float = parameter(60.0, "shortest turn of those who share GPUs in time, in seconds", low=1.0)
     switch_share: float = parameter(
         0.02,
-        "part of their GPU time that switching may cost: longer turns where a switch costs more",
+        "part of their GPU time that switching may cost; turns are longer where it costs more",
         low=1e-3,
         high=0.5,
     )
