@@ -18,7 +18,7 @@ from thebes.model.cluster import Cluster, from_short_form, from_toml
 from thebes.model.decision import HOLDS, NO_GPUS, NOT_ITS_TURN
 from thebes.model.machine import BLOCKED
 from thebes.model.parameters import configure
-from thebes.perf.interference import Interference
+from thebes.perf.interference import Interference, gavel_pairs
 from thebes.policy.gandiva import Gandiva
 from thebes.policy.gandiva_gavel import GandivaGavel
 from thebes.policy.gandiva_slicing import quantum_s, turn_order, weights
@@ -343,6 +343,17 @@ def test_packed_jobs_part_when_room_appears() -> None:
     assert len({gpu for gpus in moments[-1].gpus.values() for gpu in gpus}) == len(moments[-1].gpus)
     alone = [moment for moment in moments if len(moment.fate) == 2]
     assert not packed(alone)
+
+
+def test_measured_pairs_decide_who_stays_together() -> None:
+    """Given Gavel's pairs on a V100, two small language models gain from sharing, two ResNet-50 lose."""
+    gavel = Interference(gpu="gavel")
+    for model in ("LM (batch size 5)", "ResNet-50 (batch size 16)"):
+        trace = trace_of(*[(0, 1, 20_000.0)] * 2, model=[model] * 2)
+        _, moments = watch(trace, "1x1", Gandiva(), interference=gavel, perf="gavel")
+        rate = gavel_pairs()["V100"][model, model]
+        assert packed(moments)
+        assert bool(packed([at(moments, 10_000)])) == (2 * rate > 1)
 
 
 # --- migration --------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from thebes.policy.gandiva_packing import judge_pairs_entry as judge_pairs
 from thebes.policy.gandiva_packing import note_profiles_entry as note_profiles
 from thebes.policy.gandiva_packing import pack_entry as pack
 from thebes.policy.gandiva_placement import place_queue_entry as place_queue
-from thebes.policy.gandiva_seats import Jobs, Seats, jobs_in, no_residents, recall
+from thebes.policy.gandiva_seats import NOBODY, Jobs, Seats, jobs_in, no_residents, recall
 from thebes.policy.gandiva_seats import hand_over_entry as hand_over
 from thebes.policy.gandiva_slicing import quantum_s, turn_order, weights
 from thebes.policy.gandiva_slicing import taking_turns_entry as taking_turns
@@ -90,43 +90,46 @@ class Gandiva(Policy):
         starved = ~jobs.running & (jobs.since_s + self.starve_after_s <= now_s)
         undone, over_quota = np.zeros(len(jobs.rows), np.bool_), np.zeros(len(jobs.rows), np.bool_)
         overload = bool(jobs.gpus.sum() > seats.room.sum())
+        refused, trial_s, profiled_s, growth_s = memory.refused, NEVER, NEVER, NEVER
+        elastic = self.growing and bool((jobs.max_gpus > jobs.gpus).any())
 
-        profiled_s = note_profiles(jobs, seats, now_s, self.profile_s)
-        failed, trial_s = judge_pairs(jobs, seats, now_s, self.profile_s, self.pack_above, undone)
-        refused = with_pairs(memory.refused, failed, jobs.rows)
-        growth_s = judge_growth(machine, jobs, seats, now_s, self.profile_s, self.grow_above)
+        if self.packing:
+            profiled_s = note_profiles(jobs, seats, now_s, self.profile_s)
+        if (seats.residents["partner"] != NOBODY).any():
+            failed, trial_s = judge_pairs(jobs, seats, now_s, self.profile_s, self.pack_above, undone)
+            refused = with_pairs(refused, failed, jobs.rows)
+        if elastic:
+            growth_s = judge_growth(machine, jobs, seats, now_s, self.profile_s, self.grow_above)
 
         seatless = seats.residents["width"] == 0
         queued = self._place(view, jobs, seats, seatless, starved, over_quota)
-        weight = weights(view.jobs.priority, waited_s, self.starve_after_s)
-        order = turn_order(weight, waited_s, np.isinf(view.jobs.first_start_s), starved)
+        tick = memory.turn_ends_s <= now_s
+        order = self._turn_order(view, jobs, waited_s, starved, seatless | undone, everybody=tick)
         if self.migration:
-            moved = to_free_gpus(machine, jobs, seats, order, now_s, self.cooldown_s, self.migrate_margin)
+            moved = False
+            if seats.free.any():
+                moved = to_free_gpus(machine, jobs, seats, order, now_s, self.cooldown_s, self.migrate_margin)
             if left or moved:
                 bring_together(machine, jobs, seats, now_s, self.cooldown_s, self.migrate_margin)
         if self.packing and overload:
-            made = pack(machine, jobs, seats, np.argsort(jobs.utilisation, kind="stable"), undone, refused)
+            made = self._pack(view, jobs, seats, undone, refused)
             trial_s = min(trial_s, profiled_s, now_s + self.profile_s if made else NEVER)
         in_turn = taking_turns(jobs, seats)
         someone = bool(in_turn.any())
-        if self.growing and not (overload or queued or someone):
+        if elastic and not (overload or queued or someone):
             again_s = grow(machine, jobs, seats, now_s, self.cooldown_s, self.migrate_margin, self.profile_s)
             growth_s = min(growth_s, again_s)
 
-        tick = someone and memory.turn_ends_s <= now_s
         stays = jobs.running & ~(seatless | undone)
-        if tick:  # what it ran is rounded to whole turns, so nobody is suspended who has only just been resumed
-            turn_s = (1.0 + np.maximum(0, view.jobs.priority)) * memory.quantum_s
-            stays &= ~in_turn | (now_s - jobs.run_from_s + memory.quantum_s / 2 < turn_s)
+        if someone and tick:
+            stays &= ~in_turn | self._has_turn_left(view, jobs, memory.quantum_s)
         on, refused_quota = who_is_on(machine, jobs, seats, stays, order, view.quotas.copy())
-        if self.packing and overload and (on & ~jobs.running & (seats.residents["alone"] == 0)).any():
-            trial_s = min(trial_s, now_s + self.profile_s)  # when they really begin is known at the next decision
-        turn_s, ends_s = memory.quantum_s, memory.turn_ends_s
-        if not someone:
-            ends_s = NEVER
-        elif tick or ends_s == NEVER:
+        turn_s, ends_s = memory.quantum_s, memory.turn_ends_s if someone else NEVER
+        if someone and (tick or ends_s == NEVER):
             turn_s = quantum_s(jobs.cost_s[in_turn], jobs.gpus[in_turn], self.quantum_s, self.switch_share)
             ends_s = now_s + turn_s
+        if self.packing and overload and (on & ~jobs.running & (seats.residents["alone"] == 0)).any():
+            trial_s = min(trial_s, now_s + self.profile_s)  # when they really begin is known at the next decision
 
         without = seats.residents["width"] == 0
         fate = np.where(on, HOLDS, np.where(without, NO_GPUS, NOT_ITS_TURN))
@@ -143,6 +146,39 @@ class Gandiva(Policy):
             counts=counts,
             shares=shares,
         )
+
+    def _has_turn_left(self, view: View, jobs: Jobs, quantum_s: float) -> NDArray[np.bool_]:
+        """What a job ran is rounded to whole turns, so that nobody is suspended who has only just been resumed."""
+        turn_s = (1.0 + np.maximum(0, view.jobs.priority)) * quantum_s
+        return view.now_s - jobs.run_from_s < turn_s - quantum_s / 2
+
+    def _turn_order(
+        self,
+        view: View,
+        jobs: Jobs,
+        waited_s: NDArray[np.float64],
+        starved: NDArray[np.bool_],
+        moving: NDArray[np.bool_],
+        *,
+        everybody: bool,
+    ) -> NDArray[np.int64]:
+        """Who is next, as positions: at a tick of everybody, else of those who wait, move or share their GPUs."""
+        able = np.arange(len(jobs.rows))
+        if not everybody:
+            able = np.flatnonzero(~jobs.running | moving | (jobs.share < 1.0))
+        weight = weights(view.jobs.priority[able], waited_s[able], self.starve_after_s)
+        new = np.isinf(view.jobs.first_start_s[able])
+        return able[turn_order(weight, waited_s[able], new, starved[able])]
+
+    def _pack(
+        self, view: View, jobs: Jobs, seats: Seats, undone: NDArray[np.bool_], refused: NDArray[np.int64]
+    ) -> bool:
+        """Whether any pair was made of the jobs whose profile is complete."""
+        able = np.flatnonzero((seats.residents["alone"] > 0) & (seats.residents["partner"] == NOBODY))
+        if not (~jobs.running | undone)[able].any():
+            return False
+        lowest_first = able[np.argsort(jobs.utilisation[able], kind="stable")]
+        return pack(view.machine, jobs, seats, lowest_first, undone, refused) > 0
 
     def _place(
         self,

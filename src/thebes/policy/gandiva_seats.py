@@ -35,6 +35,10 @@ RESIDENT = np.dtype(
 )
 
 
+# Without the compiler, fields are read as attributes of records; `plain` would ask each time, which takes a while.
+_AS_RECORDS = isinstance(plain(np.recarray(0, dtype=RESIDENT)), np.recarray)
+
+
 class Jobs(NamedTuple):
     """What the View tells, per job alive."""
 
@@ -100,13 +104,12 @@ def recall(
 ) -> tuple[Seats, bool]:
     """The seats as the last decision left them, without those who finished since; and whether anybody left."""
     machine, count = view.machine, len(jobs.rows)
-    blank = np.recarray(count, dtype=RESIDENT)
-    blank[:] = np.zeros(count, dtype=RESIDENT)
-    blank.row, blank.partner, blank.moved_s = jobs.rows, NOBODY, -np.inf
-    blank.first = np.cumsum(jobs.max_gpus) - jobs.max_gpus
+    blank = np.zeros(count, dtype=RESIDENT)
+    blank["row"], blank["partner"], blank["moved_s"] = jobs.rows, NOBODY, -np.inf
+    blank["first"] = np.cumsum(jobs.max_gpus) - jobs.max_gpus
     nodes = len(machine.nodes)
     seats = Seats(
-        plain(blank),
+        blank.view(np.recarray) if _AS_RECORDS else blank,
         np.zeros(int(jobs.max_gpus.sum()), dtype=np.int64),
         np.zeros(len(machine.gpus), dtype=np.int64),
         machine.gpus["owner"] == BLOCKED,
@@ -233,7 +236,7 @@ def count_out(m: Machine, s: Seats, i: int) -> None:
 def seat(m: Machine, s: Seats, i: int, gpus: NDArray[np.int64]) -> None:
     resident = s.residents[i]
     resident.width = gpus.size
-    s.slots[resident.first : resident.first + gpus.size] = gpus
+    s.slots[resident.first : resident.first + gpus.size] = np.sort(gpus)
     count_in(m, s, i)
 
 
@@ -265,7 +268,9 @@ def hand_over(
             rows[at], counts[at] = jobs.rows[i], width
             if s.residents[i].partner != NOBODY:
                 shares[at] = 0.5
-            gpus[gpu_at : gpu_at + width] = np.sort(seats_of(s, i))
+            gpus[gpu_at : gpu_at + width] = seats_of(s, i)
+            if width > jobs.gpus[i]:  # what it grew by comes behind
+                gpus[gpu_at : gpu_at + width].sort()
             at += 1
             gpu_at += width
     return rows, counts, shares, gpus
