@@ -25,7 +25,8 @@ MEDIAN_H, MEAN_H, MAX_H = 15.6, 26.1, 324.0  # work on one GPU
 # In every published run on 512 GPUs the last job ends at 800,000 s: no job on one GPU can be longer.
 MAX_ONE_GPU_H = 222.0
 CLUSTERS = {128: "2x8x8", 256: "4x8x8", 512: "8x8x8"}
-POLICIES = ("dally", "dally-manual", "dally-no-wait", "dally-consolidated", "tiresias-l")
+# Tiresias as it is takes any GPUs and never moves; with `yarn` it waits for one machine or one rack, as Dally's does.
+POLICIES = ("dally", "dally-manual", "dally-no-wait", "dally-consolidated", "tiresias-l", "tiresias-l+yarn")
 # Freeing GPUs took one second each; nothing else cost anything.
 COSTS = Costs(suspend_s=4.0, resume_s=0.0)
 SWITCHES: dict[str, dict[str, object]] = {
@@ -66,8 +67,10 @@ def jobs(seed: int = 0, jobs_per_day: float | None = None) -> Trace:
     return Trace.of(name, columns)
 
 
-def run(trace: Trace, gpus: int, policy: Policy | str, perf: str = "artist", *, contention: bool = False) -> Result:
-    return simulate(trace, CLUSTERS[gpus], policy, perf=perf, costs=COSTS, contention=contention, checks=False)
+def run(trace: Trace, gpus: int, policy: Policy, perf: str = "artist", placement: str = "consolidate") -> Result:
+    """One trace on so many GPUs; on the realistic network neighbours contend."""
+    told = {"perf": perf, "placement": placement, "contention": perf == "network"}
+    return simulate(trace, CLUSTERS[gpus], policy, costs=COSTS, checks=False, **told)
 
 
 def figures(result: Result) -> tuple[float, float, float]:
@@ -86,10 +89,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpus", default="128,256,512")
     parser.add_argument("--perf", default="artist,network")
+    parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--switches", action="store_true", help="dally with each of its switches, instead of variants")
     told = parser.parse_args()
-    policies: dict[str, Policy] = {name: find(name)() for name in POLICIES}
+    policies: dict[str, Policy] = {name: find(name.partition("+")[0])() for name in told.policies.split(",")}
     if told.switches:
         policies = {name: find("dally")(**more) for name, more in SWITCHES.items()}
     print(
@@ -101,7 +105,8 @@ def main() -> None:
                 for name, policy in policies.items():
                     traces = [jobs(seed, jobs_per_day) for seed in range(told.seeds)]
                     traces = [realistic(t) if perf == "network" else t for t in traces]
-                    runs = [figures(run(t, gpus, policy, perf, contention=perf == "network")) for t in traces]
+                    where = name.partition("+")[2] or "consolidate"
+                    runs = [figures(run(t, gpus, policy, perf, where)) for t in traces]
                     makespan, jct, comm = np.mean(runs, axis=0)
                     kind = "batch" if jobs_per_day is None else f"poisson-{jobs_per_day:g}"
                     print(f"{kind:14s}{perf:9s}{gpus:5d}  {name:20s}{makespan:10.0f}{jct:9.1f}{comm:8.1f}", flush=True)

@@ -15,13 +15,15 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.dally_reproduction import MODELS, SIZES, figures, jobs, run
 
+from thebes.policy import find
+
 pytestmark = pytest.mark.slow
 
 
 @lru_cache
 def measured(policy: str, jobs_per_day: float | None) -> tuple[float, float, float]:
     """(makespan, mean JCT, mean communication) on 128 GPUs."""
-    return figures(run(jobs(0, jobs_per_day), 128, policy))
+    return figures(run(jobs(0, jobs_per_day), 128, find(policy)()))
 
 
 @pytest.mark.parametrize("jobs_per_day", [None, 100.0], ids=["batch", "poisson"])
