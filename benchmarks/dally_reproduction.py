@@ -70,7 +70,7 @@ def jobs(seed: int = 0, jobs_per_day: float | None = None) -> Trace:
 def run(trace: Trace, gpus: int, policy: Policy, perf: str = "artist", placement: str = "consolidate") -> Result:
     """One trace on so many GPUs; on the realistic network neighbours contend."""
     told = {"perf": perf, "placement": placement, "contention": perf == "network"}
-    return simulate(trace, CLUSTERS[gpus], policy, costs=COSTS, checks=False, **told)
+    return simulate(trace, CLUSTERS[gpus], policy, costs=COSTS, **told)
 
 
 def figures(result: Result) -> tuple[float, float, float]:

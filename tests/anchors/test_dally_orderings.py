@@ -39,7 +39,7 @@ def test_never_waiting_is_worst(policy: str, jobs_per_day: float | None) -> None
 @pytest.mark.parametrize("jobs_per_day", [None, 100.0], ids=["batch", "poisson"])
 def test_always_waiting_talks_least(jobs_per_day: float | None) -> None:
     least = measured("dally-consolidated", jobs_per_day)[2]
-    assert all(least <= measured(policy, jobs_per_day)[2] for policy in ("dally", "dally-manual", "tiresias-l"))
+    assert all(least <= measured(policy, jobs_per_day)[2] for policy in ("dally", "dally-manual", "dally-no-wait"))
 
 
 def test_the_jobs_are_those_of_the_published_trace() -> None:
