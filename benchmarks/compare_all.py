@@ -51,7 +51,7 @@ KEPT = (
     *("median_slowdown", "gpu_utilization", "preemptions", "migrations", "resizes", "communication_share"),
     *("spread_share", "fragmentation", "max_rho", "mean_rho", "median_rho", "max_rho_tenant", "tenants"),
     *(f"{part}_gpu_seconds" for part in ACCOUNT_PARTS),
-    *("events", "wall_seconds"),
+    "events",
 )
 
 
@@ -101,6 +101,7 @@ def perform(task: Task) -> tuple[Run, list[str]]:
     """One run with its notes; whatever goes wrong with it becomes part of the answer."""
     work = task.workload
     names = (work.name, task.network, task.policy)
+    began_s = time.process_time()
     try:
         with _within(task.limit_s):
             result = simulate(
@@ -119,7 +120,8 @@ def perform(task: Task) -> tuple[Run, list[str]]:
         return Run(*names, error=error.message), []
     except Exception as error:  # a policy's own fault must not cost the other runs
         return Run(*names, error=f"{type(error).__name__}: {error}"), []
-    return Run(*names, figures={key: result.metrics[key] for key in KEPT}), list(result.notes)
+    figures = {key: result.metrics[key] for key in KEPT} | {"cpu_seconds": round(time.process_time() - began_s, 2)}
+    return Run(*names, figures=figures), list(result.notes)
 
 
 def _trace(work: Workload) -> Trace:
@@ -185,7 +187,7 @@ def compare_all(
 
 def _line(run: Run) -> str:
     figures = run.figures
-    what = run.error or f"{units.duration(figures['avg_jct'])} in {figures['wall_seconds']:.1f} s"  # type: ignore[index]
+    what = run.error or f"{units.duration(figures['avg_jct'])} in {figures['cpu_seconds']:.1f} s"  # type: ignore[index]
     return f"{run.trace} {run.network} {run.policy}: {what}"
 
 
