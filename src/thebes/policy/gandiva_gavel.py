@@ -157,10 +157,10 @@ def _make_room(m: Machine, jobs: Jobs, s: Seats, order: NDArray[np.int64]) -> No
         budget[m.nodes[node].node_kind] += s.room[node]
     for i in order:
         seated, best = s.residents[i].width > 0, NOBODY
-        if seated and not leads(s, i):
+        if seated and not leads(s.residents, i):
             continue
         if seated:
-            best = m.nodes[m.gpus[seats_of(s, i)[0]].node].node_kind
+            best = m.nodes[m.gpus[seats_of(s.residents, s.slots, i)[0]].node].node_kind
         else:
             for kind in range(budget.size):
                 if (jobs.kinds[i] >> kind) & 1 and (best < 0 or budget[kind] > budget[best]):
@@ -168,7 +168,7 @@ def _make_room(m: Machine, jobs: Jobs, s: Seats, order: NDArray[np.int64]) -> No
         if jobs.gpus[i] <= budget[best]:
             budget[best] -= jobs.gpus[i]
         elif seated:
-            partner = partner_of(jobs, s, i)
+            partner = partner_of(jobs.rows, s.residents, i)
             if partner != NOBODY:
                 part(s, i, partner)
                 s.residents[partner].width = 0

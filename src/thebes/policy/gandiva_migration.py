@@ -40,7 +40,7 @@ def to_free_gpus(
             break
         if s.residents[i].width == 0:
             continue
-        partner, gpus, kinds = partner_of(jobs, s, i), s.residents[i].width, int(jobs.kinds[i])
+        partner, gpus, kinds = partner_of(jobs.rows, s.residents, i), s.residents[i].width, int(jobs.kinds[i])
         if partner != NOBODY:
             parts = s.residents[i].guest and _worth_parting(jobs, s, i, partner, now_s, cooldown_s, margin)
             if parts and free_on_one_server(m, s, kinds, gpus, out) != QUEUED:
@@ -50,9 +50,9 @@ def to_free_gpus(
                 moved += 1
                 free = s.free.sum()
             continue
-        if jobs.running[i] or gpus >= too_many or not contended(s, i):
+        if jobs.running[i] or gpus >= too_many or not contended(s.residents, s.slots, s.units, i):
             continue
-        before = seats_of(s, i).copy()
+        before = seats_of(s.residents, s.slots, i).copy()
         count_out(m, s, i)
         if find_free(m, s, kinds, gpus, out) == QUEUED:
             too_many = min(too_many, gpus) if m.kinds.size == 1 else too_many
@@ -85,11 +85,11 @@ def bring_together(m: Machine, jobs: Jobs, s: Seats, now_s: float, cooldown_s: f
             continue
         # Speed 1 is what it would do at its best placement.
         gain_s = (1.0 - jobs.speed[i]) * jobs.ran_s[i]
-        if resident.partner != NOBODY or now_s - resident.moved_s < cooldown_s or contended(s, i):
+        if resident.partner != NOBODY or now_s - resident.moved_s < cooldown_s:
             continue
-        if gain_s < jobs.cost_s[i] * margin or gain_s <= 0.0:
+        if contended(s.residents, s.slots, s.units, i) or gain_s < jobs.cost_s[i] * margin or gain_s <= 0.0:
             continue
-        before, gpus = seats_of(s, i).copy(), jobs.gpus[i]
+        before, gpus = seats_of(s.residents, s.slots, i).copy(), jobs.gpus[i]
         count_out(m, s, i)
         found = free_on_one_server(m, s, jobs.kinds[i], gpus, out) != QUEUED
         kind = m.nodes[m.gpus[before[0]].node].node_kind
@@ -162,7 +162,7 @@ def grow(m: Machine, jobs: Jobs, s: Seats, now_s: float, cooldown_s: float, marg
 def _idle_gpus_for(m: Machine, s: Seats, i: int, most: int) -> NDArray[np.int64]:
     """Free GPUs of its own servers; if there are none, of the one other server of its kind with the most."""
     out, at = np.empty(most, np.int64), 0
-    for gpu in seats_of(s, i):
+    for gpu in seats_of(s.residents, s.slots, i):
         node = m.gpus[gpu].node
         first = m.nodes[node].first
         for other in range(first, first + m.nodes[node].gpus):
@@ -171,7 +171,7 @@ def _idle_gpus_for(m: Machine, s: Seats, i: int, most: int) -> NDArray[np.int64]
                 at += 1
     if at > 0:
         return out[:at]
-    kind, best = m.nodes[m.gpus[seats_of(s, i)[0]].node].node_kind, NOBODY
+    kind, best = m.nodes[m.gpus[seats_of(s.residents, s.slots, i)[0]].node].node_kind, NOBODY
     for node in range(m.nodes.size):
         if m.nodes[node].node_kind == kind and s.free[node] > 0 and (best < 0 or s.free[node] > s.free[best]):
             best = node

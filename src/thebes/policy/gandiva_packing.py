@@ -58,7 +58,7 @@ def judge_pairs(
     failed, failures, next_s = np.empty(jobs.rows.size, np.int64), 0, np.inf
     for i in range(jobs.rows.size):
         resident = s.residents[i]
-        partner = partner_of(jobs, s, i)
+        partner = partner_of(jobs.rows, s.residents, i)
         if partner == NOBODY or not resident.guest or not (jobs.running[i] and jobs.running[partner]):
             continue
         if jobs.share[i] >= 1.0 or jobs.share[partner] >= 1.0:
@@ -129,7 +129,7 @@ def _may_be_guest(jobs: Jobs, s: Seats, i: int, undone: NDArray[np.bool_]) -> bo
     resident = s.residents[i]
     if resident.alone <= 0.0 or resident.partner != NOBODY or (jobs.running[i] and not undone[i]):
         return False
-    return resident.width == 0 or contended(s, i)
+    return resident.width == 0 or contended(s.residents, s.slots, s.units, i)
 
 
 @inner
@@ -143,7 +143,7 @@ def _may_host(jobs: Jobs, s: Seats, i: int, gpus: int) -> bool:
 @inner
 def may_share(m: Machine, jobs: Jobs, s: Seats, guest: int, host: int, refused: NDArray[np.int64]) -> bool:
     """Kinds that suit, peaks of memory that fit together, and not tried in vain before."""
-    node = m.gpus[seats_of(s, host)[0]].node
+    node = m.gpus[seats_of(s.residents, s.slots, host)[0]].node
     memory_gib = m.kinds[m.nodes[node].node_kind].memory_gib
     if not allowed(m, jobs.kinds[guest], node) or jobs.memory_gib[guest] + jobs.memory_gib[host] > memory_gib:
         return False
@@ -157,7 +157,7 @@ def join(m: Machine, s: Seats, guest: int, host: int) -> None:
     if mine.width > 0:
         count_out(m, s, guest)
     mine.width = theirs.width
-    s.slots[mine.first : mine.first + mine.width] = seats_of(s, host)
+    s.slots[mine.first : mine.first + mine.width] = seats_of(s.residents, s.slots, host)
     mine.partner, theirs.partner = theirs.row, mine.row
     mine.guest, theirs.guest, mine.judged, theirs.judged = True, False, False, False
 

@@ -207,9 +207,9 @@ def _beside_equals(m: Machine, jobs: Jobs, s: Seats, node: int, gpus: int, kinds
     """The very seats of the least crowded unit of the same size (on this server), so that gangs take clean turns."""
     best, best_units = NOBODY, 0
     for i in range(jobs.rows.size):
-        if s.residents[i].width != gpus or not leads(s, i):
+        if s.residents[i].width != gpus or not leads(s.residents, i):
             continue
-        theirs, most, here = seats_of(s, i), 0, True
+        theirs, most, here = seats_of(s.residents, s.slots, i), 0, True
         for gpu in theirs:
             most = max(most, s.units[gpu])
             if node >= 0 and m.gpus[gpu].node != node:
@@ -219,7 +219,7 @@ def _beside_equals(m: Machine, jobs: Jobs, s: Seats, node: int, gpus: int, kinds
             best, best_units = i, most
     if best < 0:
         return False
-    out[:gpus] = seats_of(s, best)
+    out[:gpus] = seats_of(s.residents, s.slots, best)
     return True
 
 

@@ -35,6 +35,7 @@ RESIDENT = np.dtype(
 )
 
 
+# Functions that are called once per job take single arrays: handing a whole tuple over takes longer than they do.
 # Without the compiler, fields are read as attributes of records; `plain` would ask each time, which takes a while.
 _AS_RECORDS = isinstance(plain(np.recarray(0, dtype=RESIDENT)), np.recarray)
 
@@ -150,19 +151,19 @@ def seat_again(m: Machine, jobs: Jobs, s: Seats, old: Records, old_slots: NDArra
         was += 1
     for i in range(jobs.rows.size):
         resident = s.residents[i]
-        if resident.partner != NOBODY and position(jobs, resident.partner) < 0:
+        if resident.partner != NOBODY and position(jobs.rows, resident.partner) < 0:
             resident.partner = NOBODY
         for k in range(resident.width):
             if s.shut[s.slots[resident.first + k]]:
                 resident.width = 0
                 left = True
     for i in range(jobs.rows.size):
-        resident = s.residents[i]
-        if resident.partner != NOBODY and (resident.width == 0 or s.residents[partner_of(jobs, s, i)].width == 0):
-            s.residents[partner_of(jobs, s, i)].partner = NOBODY
+        resident, partner = s.residents[i], partner_of(jobs.rows, s.residents, i)
+        if partner != NOBODY and (resident.width == 0 or s.residents[partner].width == 0):
+            s.residents[partner].partner = NOBODY
             resident.partner = NOBODY
     for i in range(jobs.rows.size):
-        if s.residents[i].width > 0 and leads(s, i):
+        if s.residents[i].width > 0 and leads(s.residents, i):
             count_in(m, s, i)
     for node in range(m.nodes.size):
         if s.demand[node] == 0:
@@ -182,34 +183,33 @@ def _adopt(m: Machine, jobs: Jobs, s: Seats, i: int) -> None:
 
 
 @inner
-def position(jobs: Jobs, row: int) -> int:
+def position(rows: NDArray[np.int64], row: int) -> int:
     """Where this row stands among the jobs alive, or NOBODY."""
-    at = int(np.searchsorted(jobs.rows, row))
-    return at if at < jobs.rows.size and jobs.rows[at] == row else NOBODY
+    at = int(np.searchsorted(rows, row))
+    return at if at < rows.size and rows[at] == row else NOBODY
 
 
 @inner
-def partner_of(jobs: Jobs, s: Seats, i: int) -> int:
+def partner_of(rows: NDArray[np.int64], residents: Records, i: int) -> int:
     """Position of the job that shares its GPUs, or NOBODY."""
-    return position(jobs, s.residents[i].partner) if s.residents[i].partner != NOBODY else NOBODY
+    return position(rows, residents[i].partner) if residents[i].partner != NOBODY else NOBODY
 
 
 @inner
-def leads(s: Seats, i: int) -> bool:
+def leads(residents: Records, i: int) -> bool:
     """Whether it stands for its unit: alone, or the host of a pair."""
-    return s.residents[i].partner == NOBODY or not s.residents[i].guest
+    return residents[i].partner == NOBODY or not residents[i].guest
 
 
 @inner
-def seats_of(s: Seats, i: int) -> NDArray[np.int64]:
-    resident = s.residents[i]
-    return s.slots[resident.first : resident.first + resident.width]
+def seats_of(residents: Records, slots: NDArray[np.int64], i: int) -> NDArray[np.int64]:
+    return slots[residents[i].first : residents[i].first + residents[i].width]
 
 
 @inner
 def count_in(m: Machine, s: Seats, i: int) -> None:
     """The unit of this job has its seats from now on."""
-    for gpu in seats_of(s, i):
+    for gpu in seats_of(s.residents, s.slots, i):
         node = m.gpus[gpu].node
         s.units[gpu] += 1
         s.demand[node] += 1
@@ -222,7 +222,7 @@ def count_in(m: Machine, s: Seats, i: int) -> None:
 @inner
 def count_out(m: Machine, s: Seats, i: int) -> None:
     """The unit of this job gives its seats up; a server that hosts nobody loses its affinity."""
-    for gpu in seats_of(s, i):
+    for gpu in seats_of(s.residents, s.slots, i):
         node = m.gpus[gpu].node
         s.units[gpu] -= 1
         s.demand[node] -= 1
@@ -241,10 +241,10 @@ def seat(m: Machine, s: Seats, i: int, gpus: NDArray[np.int64]) -> None:
 
 
 @inner
-def contended(s: Seats, i: int) -> bool:
+def contended(residents: Records, slots: NDArray[np.int64], units: NDArray[np.int64], i: int) -> bool:
     """Whether it has to take turns: another unit has a seat on one of its GPUs."""
-    for gpu in seats_of(s, i):  # noqa: SIM110 - Numba compiles no generators
-        if s.units[gpu] > 1:
+    for gpu in seats_of(residents, slots, i):  # noqa: SIM110 - Numba compiles no generators
+        if units[gpu] > 1:
             return True
     return False
 
@@ -268,7 +268,7 @@ def hand_over(
             rows[at], counts[at] = jobs.rows[i], width
             if s.residents[i].partner != NOBODY:
                 shares[at] = 0.5
-            gpus[gpu_at : gpu_at + width] = seats_of(s, i)
+            gpus[gpu_at : gpu_at + width] = seats_of(s.residents, s.slots, i)
             if width > jobs.gpus[i]:  # what it grew by comes behind
                 gpus[gpu_at : gpu_at + width].sort()
             at += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import compiled, entry, inner
+from thebes.model.compiled import Records, compiled, entry, inner
 from thebes.model.machine import Machine
 from thebes.policy.gandiva_placement import QUEUED, find_free
 from thebes.policy.gandiva_seats import NOBODY, Jobs, Seats, contended, count_out, leads, partner_of, seat, seats_of
@@ -44,7 +44,7 @@ def taking_turns(jobs: Jobs, s: Seats) -> NDArray[np.bool_]:
     """Whose GPUs have seats of another unit too."""
     turns = np.zeros(jobs.rows.size, np.bool_)
     for i in range(jobs.rows.size):
-        turns[i] = s.residents[i].width > 0 and contended(s, i)
+        turns[i] = s.residents[i].width > 0 and contended(s.residents, s.slots, s.units, i)
     return turns
 
 
@@ -59,18 +59,18 @@ def who_is_on(
     on, over_quota = np.zeros(jobs.rows.size, np.bool_), np.zeros(jobs.rows.size, np.bool_)
     busy = np.zeros(s.units.size, np.bool_)
     for i in range(jobs.rows.size):
-        if stays[i] and leads(s, i) and s.residents[i].width > 0:
-            _turn_on(jobs, s, i, on, busy, left)
+        if stays[i] and leads(s.residents, i) and s.residents[i].width > 0:
+            _turn_on(jobs.rows, jobs.tenant, s.residents, s.slots, i, on, busy, left)
     for i in order:
-        if on[i] or not leads(s, i) or s.residents[i].width == 0 or _any_busy(s, i, busy):
+        if on[i] or not leads(s.residents, i) or s.residents[i].width == 0 or _any_busy(s.residents, s.slots, i, busy):
             continue
-        partner = partner_of(jobs, s, i)
-        if not _in_quota(jobs, s, i, partner, left):
+        partner = partner_of(jobs.rows, s.residents, i)
+        if not _in_quota(jobs.tenant, s.residents[i].width, i, partner, left):
             over_quota[i] = True
             if partner != NOBODY:
                 over_quota[partner] = True
             continue
-        _turn_on(jobs, s, i, on, busy, left)
+        _turn_on(jobs.rows, jobs.tenant, s.residents, s.slots, i, on, busy, left)
     _use_idle(m, jobs, s, on, over_quota, busy, order, left)
     return on, over_quota
 
@@ -107,8 +107,8 @@ def _use_idle(
         if s.residents[i].width > 0:
             count_out(m, s, i)
         seat(m, s, i, out[:gpus])
-        _turn_on(jobs, s, i, on, busy, left)
-        for gpu in seats_of(s, i):
+        _turn_on(jobs.rows, jobs.tenant, s.residents, s.slots, i, on, busy, left)
+        for gpu in seats_of(s.residents, s.slots, i):
             idle.units[gpu] = 1
             idle.free[m.gpus[gpu].node] -= 1
         total -= gpus
@@ -116,33 +116,42 @@ def _use_idle(
 
 @inner
 def _turn_on(
-    jobs: Jobs, s: Seats, i: int, on: NDArray[np.bool_], busy: NDArray[np.bool_], left: NDArray[np.int64]
+    rows: NDArray[np.int64],
+    tenant: NDArray[np.int64],
+    residents: Records,
+    slots: NDArray[np.int64],
+    i: int,
+    on: NDArray[np.bool_],
+    busy: NDArray[np.bool_],
+    left: NDArray[np.int64],
 ) -> None:
     on[i] = True
-    left[jobs.tenant[i]] -= s.residents[i].width
-    for gpu in seats_of(s, i):
+    left[tenant[i]] -= residents[i].width
+    for gpu in seats_of(residents, slots, i):
         busy[gpu] = True
-    partner = partner_of(jobs, s, i)
+    partner = partner_of(rows, residents, i)
     if partner != NOBODY:
         on[partner] = True
-        left[jobs.tenant[partner]] -= s.residents[partner].width
+        left[tenant[partner]] -= residents[partner].width
 
 
 @inner
-def _any_busy(s: Seats, i: int, busy: NDArray[np.bool_]) -> bool:
-    for gpu in seats_of(s, i):  # noqa: SIM110 - Numba compiles no generators
+def _any_busy(residents: Records, slots: NDArray[np.int64], i: int, busy: NDArray[np.bool_]) -> bool:
+    for gpu in seats_of(residents, slots, i):  # noqa: SIM110 - Numba compiles no generators
         if busy[gpu]:
             return True
     return False
 
 
 @inner
-def _in_quota(jobs: Jobs, s: Seats, i: int, partner: int, left: NDArray[np.int64]) -> bool:
-    width, mine = s.residents[i].width, jobs.tenant[i]
+def _in_quota(tenant: NDArray[np.int64], width: int, i: int, partner: int, left: NDArray[np.int64]) -> bool:
+    mine = tenant[i]
     if partner == NOBODY:
-        return left[mine] >= width
-    theirs = jobs.tenant[partner]
-    return left[mine] >= 2 * width if mine == theirs else left[mine] >= width and left[theirs] >= width
+        return bool(left[mine] >= width)
+    theirs = tenant[partner]
+    if mine == theirs:
+        return bool(left[mine] >= 2 * width)
+    return bool(left[mine] >= width and left[theirs] >= width)
 
 
 taking_turns_entry, who_is_on_entry = entry(taking_turns), entry(who_is_on)
