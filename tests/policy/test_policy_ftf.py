@@ -116,6 +116,12 @@ def test_no_round_is_called_while_nobody_waits() -> None:
     assert seen[:3] == [np.inf, np.inf, 360.0]
 
 
+def test_rounds_shorter_than_a_restart_still_get_work_done() -> None:
+    """Given rounds of 10 s and 62 s for each switch, whoever is switched to works for half a round at least."""
+    result = simulate(trace_of((0, 4, 60), (0, 4, 60)), "1x4", Ftf(round_s=10))
+    assert max(finishes(result)) < 2000.0
+
+
 def test_a_job_alone_has_rho_1_whatever_its_gang() -> None:
     """Given N = 1, the private part is the whole cluster: elapsed + left over isolated is 1 at a full share."""
     race = Race(np.array([4]), np.array([30.0]), np.array([70.0]), np.array([100.0]))

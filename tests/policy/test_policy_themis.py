@@ -194,6 +194,12 @@ def test_an_app_that_wins_again_keeps_its_gpus() -> None:
     assert kinds.count("suspend") <= 1
 
 
+def test_leases_shorter_than_a_restart_still_get_work_done() -> None:
+    """Given leases of 10 s and 62 s for each switch, whoever is restored works as long as the switch took."""
+    result = simulate(trace_of((0, 4, 300), (0, 4, 300)), "1x4", Themis(lease_s=10))
+    assert max(finishes(result)) < 2000.0
+
+
 def test_who_waits_was_outbid() -> None:
     def look(_: Policy, view: View, decision: Decision) -> None:
         assert set(decision.fate.tolist()) <= {HOLDS, OUTBID}

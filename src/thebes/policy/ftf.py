@@ -58,7 +58,7 @@ def fairest_shares(race: Race, total_gpus: float) -> NDArray[np.float64]:
     def missing(rho: float) -> float:
         return float(race.gpus @ race.shares_for(rho)) - total_gpus
 
-    rho: Any = brentq(missing, low, high * (1 + 1e-9), xtol=1e-12 * high)
+    rho: Any = brentq(missing, low, high * (1 + 1e-9), xtol=1e-9 * low)
     shares = race.shares_for(float(rho))
     return shares * min(1.0, total_gpus / float(race.gpus @ shares))
 
@@ -136,7 +136,9 @@ class Ftf(Policy):
         ledger = self._brought_up_to(view)
         turn = now_s >= ledger.round_end_s
         priority = (ledger.owed_s + ledger.share * self.round_s) / (ledger.received_s + self.round_s / 2)
-        order = np.lexsort((jobs.rows, -priority))
+        # Where restoring takes longer than a round nobody would ever get to work: each is left half a round of work.
+        begins = jobs.running & (jobs.run_from_s + self.round_s / 2 > now_s)
+        order = np.lexsort((jobs.rows, -priority, ~begins))
         decision = fill(view, order, preempt=turn)
         fate = np.where(decision.fate == NO_GPUS, NOT_ITS_TURN, decision.fate)
         held = fate == HOLDS

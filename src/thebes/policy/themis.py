@@ -95,6 +95,9 @@ class Themis(Policy):
         book = self._opened(view)
         jobs = view.jobs
         ended = jobs.running & (book.until_s <= view.now_s)
+        renewed = ended & self._not_at_work_yet(view)
+        book = book._replace(until_s=np.where(renewed, next_multiple(self.lease_s, view.now_s), book.until_s))
+        ended &= ~renewed
         wants = ~jobs.running | ended
         if jobs.running.all() or not self._somebody_fits(view, ended):
             until_s = np.where(ended, next_multiple(self.lease_s, view.now_s), book.until_s)
@@ -126,6 +129,12 @@ class Themis(Policy):
             this_end_s = self.lease_s * np.ceil(now_s / self.lease_s)
             until_s = np.where(until_s < now_s, max(this_end_s, now_s), until_s)
         return Book(now_s, apps_s, call_s, jobs.rows, born_apps_s, until_s)
+
+    def _not_at_work_yet(self, view: View) -> NDArray[np.bool_]:
+        """Where leases are shorter than a switch takes, nobody would ever get to work: these are renewed unasked."""
+        jobs = view.jobs
+        works_from_s = jobs.run_from_s + jobs.suspend_s + jobs.resume_s
+        return (works_from_s > view.now_s) & (jobs.since_s <= view.now_s - self.lease_s)
 
     @staticmethod
     def _somebody_fits(view: View, ended: NDArray[np.bool_]) -> bool:
