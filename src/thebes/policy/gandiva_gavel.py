@@ -70,18 +70,25 @@ class GandivaGavel(Policy):
             residents["partner"] = NOBODY
 
         tick = memory.turn_ends_s <= now_s
+        in_round = now_s < memory.turn_ends_s < NEVER
         seated = residents["width"] > 0
         if tick:
             residents["turns"] += seated
-        new = ~np.isin(jobs.rows, memory.residents["row"])
-        if new.any() and not new.all():  # level with those who had the fewest, or it would have every round for long
-            residents["turns"][new] = np.maximum(residents["turns"][new], residents["turns"][~new].min())
-        restored = ~jobs.running | (now_s - jobs.run_from_s >= self.round_s / 2)  # else it has only just been resumed
-        order = np.lexsort((~seated, residents["turns"], restored, -view.jobs.priority))
-        rng = np.random.default_rng((self.seed, len(jobs.rows), int(jobs.rows[-1]), int(residents["turns"].sum())))
+        old = memory.residents["row"]
+        new = np.flatnonzero(jobs.rows > (old[-1] if len(old) else NOBODY))  # rows are numbered as jobs come
+        if (
+            0 < len(new) < len(jobs.rows)
+        ):  # level with those who had the fewest, or they would have every round for long
+            residents["turns"][new] = residents["turns"][: new[0]].min()
         over_quota = np.zeros(len(jobs.rows), np.bool_)
-        dice, left = rng.permutation(len(order)), view.quotas.copy()
-        waiting = _hand_out(view.machine, jobs, seats, order, dice, tick, overload, refused, left, over_quota)
+        if in_round and not seats.free.any():  # nothing to give, and pairs are made at the beginning of a round
+            waiting = bool((~seated).any())
+        else:
+            restored = ~jobs.running | (now_s - jobs.run_from_s >= self.round_s / 2)  # else it was only just resumed
+            order = np.lexsort((~seated, residents["turns"], restored, -view.jobs.priority))
+            rng = np.random.default_rng((self.seed, len(order), int(jobs.rows[-1]), int(residents["turns"].sum())))
+            dice, left, pairs = rng.permutation(len(order)), view.quotas.copy(), overload and not in_round
+            waiting = _hand_out(view.machine, jobs, seats, order, dice, tick, pairs, refused, left, over_quota)
         on = residents["width"] > 0
         if (residents["partner"][on & ~jobs.running] != NOBODY).any():
             trial_s = min(trial_s, now_s + self.profile_s)
@@ -112,7 +119,7 @@ def hand_out(
     order: NDArray[np.int64],
     dice: NDArray[np.int64],
     tick: bool,
-    overload: bool,
+    pairs: bool,
     refused: NDArray[np.int64],
     left: NDArray[np.int64],
     over_quota: NDArray[np.bool_],
@@ -141,7 +148,7 @@ def hand_out(
         else:
             closed[gpus] = m.kinds.size == 1
             waiting = True
-    if overload and waiting:
+    if pairs and waiting:
         _pair_at_random(m, jobs, s, order, dice, refused, left)
         waiting = False
         for i in range(jobs.rows.size):
