@@ -36,7 +36,7 @@ def slowdown(model: str, gpus: int, nodes: int, racks: int) -> float:
 @pytest.mark.parametrize("model", PUBLISHED)
 @pytest.mark.parametrize("at", range(6), ids=["8 in 1", "8 over 2", "8 over 8", "32 over 4", "2 racks", "scattered"])
 def test_slowdowns_are_those_of_the_real_one(model: str, at: int) -> None:
-    """Within a tenth of the whole iteration, but for four entries within a quarter: the profiles of the layers are not public.
+    """Within a tenth of the whole iteration, but for four within a quarter: the layers' profiles are not public.
 
     Where most communication is hidden, the exposed part alone is off by much more (AlexNet on 32: 0.06 for 0.40).
     """

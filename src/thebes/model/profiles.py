@@ -8,7 +8,7 @@ seconds that one iteration computes, talks inside its nodes, and talks over the 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,9 @@ def iteration_s(p: Profiles, row: int, shape: int, slow: float) -> float:
     The power form of Pollux (OSDI'21): gamma 1 adds compute and communication up, a large gamma hides the shorter.
     """
     at = p.first[row] + shape
-    compute_s, talk_s, gamma = p.compute_s[at], p.inner_s[at] + p.wire_s[at] * slow, p.gamma[0]
+    compute_s: Any = p.compute_s[at]
+    talk_s: Any = p.inner_s[at] + p.wire_s[at] * slow
+    gamma: Any = p.gamma[0]
     if talk_s <= 0.0:
         return compute_s
     if gamma == 1.0:
