@@ -99,6 +99,7 @@ def copy_state(source: Machine, target: Machine) -> None:
         target.nodes[i].free = source.nodes[i].free
     for i in range(source.kinds.size):
         target.kinds[i].free = source.kinds[i].free
+        target.kinds[i].total = source.kinds[i].total
     target.rack_free[:] = source.rack_free
     target.rack_level[:] = source.rack_level
     target.level_nodes[:] = source.level_nodes

@@ -28,6 +28,7 @@ from thebes.policy.shortest import ShortestRemainingService, ShortestRemainingTi
 from thebes.policy.themis import Themis
 from thebes.policy.tiresias import TiresiasG, TiresiasL
 from thebes.policy.tiresias_compat import TiresiasCompat
+from thebes.policy.two_level import TwoLevel
 
 __all__ = ["Policy", "fill", "find", "registry"]
 
@@ -57,6 +58,7 @@ BUILT_IN: tuple[type[Policy], ...] = (
     Srsf1,
     Srsf2,
     Srsf3,
+    TwoLevel,
 )
 
 

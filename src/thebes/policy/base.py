@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from thebes.model.cluster import Cluster
 from thebes.model.decision import Decision
 from thebes.model.view import View
 
@@ -22,6 +23,14 @@ class Policy:
 
     def decide(self, view: View) -> Decision:
         raise NotImplementedError(f"{type(self).__name__} does not say how it decides: write decide(self, view)")
+
+    def check(self, cluster: Cluster, tenants: tuple[str, ...]) -> None:
+        """Refuse, with a UserError and before the first event, what cannot work on this cluster for these tenants."""
+
+    @property
+    def reads_every_s(self) -> float:
+        """The policy reads attained service at multiples of it; 0: whenever it decides."""
+        return 0.0
 
     @property
     def label(self) -> str:

@@ -281,6 +281,10 @@ class PriorityPolicy(Policy):
         """Service of past jobs, given beforehand."""
         return np.zeros(0)
 
+    @property
+    def reads_every_s(self) -> float:
+        return self.rule().quantum_s
+
     def decide(self, view: View) -> Decision:
         rule, rows = self.rule(), view.jobs.rows
         jobs = view._table.jobs  # pyright: ignore[reportPrivateUsage]

@@ -137,6 +137,7 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
         skip_oversize=options.skip_oversize,
         ignore_gpu_type=options.ignore_gpu_type,
     )
+    policy.check(cluster, work.tenants)
     world = build_world(
         work,
         cluster,
@@ -147,8 +148,7 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
         interference=options.interference,
         shares=policy.shares,
     )
-    if isinstance(policy, PriorityPolicy):
-        world.clock["quantum_s"] = policy.rule().quantum_s
+    world.clock["quantum_s"] = policy.reads_every_s
     began = time.perf_counter()
     if options.fast and isinstance(policy, PriorityPolicy):
         world = _run_fast(world, policy, options, progress)
