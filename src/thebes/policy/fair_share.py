@@ -13,12 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import Records, compiled, entry, inner
-from thebes.model.jobs import HELD, NEVER
+from thebes.model.compiled import Records
+from thebes.model.jobs import NEVER
+from thebes.policy.leases import EPSILON, NOBODY, SAVING, Allotment, Shares, Turn, allot_now
 
-NOBODY = -1
-SAVING = 0.5  # the part of its quota that an organisation lives on while it saves for a gang larger than its quota
-EPSILON = 1e-9
 AT_ONCE = 1e-6  # seconds of lease by which a saved sum may fall short: the instant was announced in rounded numbers
 
 
@@ -38,17 +36,7 @@ def decayed_usage(
     return usage_gpu_s * kept + held * (-math.expm1(-rate * elapsed_s) / rate)
 
 
-class Turn(NamedTuple):
-    """One organisation at a time may hold more than its quota at the expense of the others' quotas."""
-
-    organisation: int
-    row: int  # the gang that it is for
-    kind: int
-    gpus: int  # of this kind, that it may hold in all
-    until_s: float
-
-
-NO_TURN = Turn(NOBODY, NOBODY, 0, 0, NEVER)
+NO_TURN = Turn(-1, -1, 0, 0, NEVER)
 
 
 class Account(NamedTuple):
@@ -86,13 +74,6 @@ def widened(account: Account, organisations: int) -> Account:
     return account._replace(**columns)
 
 
-class Shares(NamedTuple):
-    """What each organisation may count on."""
-
-    quota: NDArray[np.float64]  # [organisation, kind] GPUs, not always whole
-    weight: NDArray[np.float64]
-
-
 class Terms(NamedTuple):
     """How GPUs are lent and taken back."""
 
@@ -100,17 +81,6 @@ class Terms(NamedTuple):
     reclaim: bool
     reclaim_after_s: float
     lease_s: float
-
-
-class Allotment(NamedTuple):
-    """GPUs on lease at one instant, and what has to be remembered of it. Positions are positions in the View's rows."""
-
-    lease: NDArray[np.int64]  # [organisation, kind]
-    granted: NDArray[np.int64]  # per job: the kind on which its gang was counted in; -1: it was not
-    sequence: NDArray[np.int64]  # positions of the waiting gangs among them, in the order of being granted
-    unmet: NDArray[np.int64]  # per organisation: position of its first waiting gang that was left out; -1: none
-    oversize: NDArray[np.int64]  # likewise, of those that exceed its quota by themselves
-    claims: NDArray[np.bool_]  # per organisation: whether it lacks what its quota promises
 
 
 def allot(
@@ -121,10 +91,14 @@ def allot(
     shares: Shares,
     account: Account,
     urgency: NDArray[np.float64],
+    charge: NDArray[np.float64],
     terms: Terms,
     now_s: float,
 ) -> Allotment:
-    """The leases from now on. `urgency` is what lending goes by, smallest first: usage by weight, as a rule."""
+    """The leases from now on.
+
+    Lending goes by `urgency`, smallest first, and each GPU given raises it by `charge`.
+    """
     organisations, kinds = in_use.shape
     count = len(rows)
     out = Allotment(
@@ -134,18 +108,19 @@ def allot(
         np.full(organisations, NOBODY, dtype=np.int64),
         np.full(organisations, NOBODY, dtype=np.int64),
         np.zeros(organisations, dtype=np.bool_),
+        np.zeros(organisations, dtype=np.bool_),
     )
     due = (
         (now_s >= account.claim_s + terms.reclaim_after_s) if terms.reclaim_after_s > 0 else np.ones(organisations) > 0
     )
-    sequenced = _allot(
+    sequenced = allot_now(
         jobs,
         rows,
         in_use,
         capacity,
         shares,
         urgency,
-        terms.lease_s / shares.weight,
+        charge,
         now_s >= account.until_s,
         due & terms.reclaim,
         account.saving,
@@ -154,284 +129,6 @@ def allot(
         out,
     )
     return out._replace(sequence=out.sequence[:sequenced])
-
-
-class _Hand(NamedTuple):
-    """The GPUs while they are being handed out."""
-
-    given: NDArray[np.float64]  # [organisation, kind]
-    left: NDArray[np.float64]  # per kind
-    size: NDArray[np.float64]  # per job: GPUs that its gang takes
-    quota: NDArray[np.float64]
-    urgency: NDArray[np.float64]  # with what was given so far charged in advance
-    charge: NDArray[np.float64]  # per organisation: urgency of one GPU more
-    granted: NDArray[np.int64]
-
-
-@inner
-def _grant(h: _Hand, organisation: int, position: int, kind: int) -> None:
-    h.granted[position] = kind
-    h.given[organisation, kind] += h.size[position]
-    h.left[kind] -= h.size[position]
-    h.urgency[organisation] += h.charge[organisation] * h.size[position]
-
-
-@inner
-def _withdraw(h: _Hand, organisation: int, position: int) -> None:
-    kind = h.granted[position]
-    h.granted[position] = NOBODY
-    h.given[organisation, kind] -= h.size[position]
-    h.left[kind] += h.size[position]
-    h.urgency[organisation] -= h.charge[organisation] * h.size[position]
-
-
-@inner
-def _take_back(
-    jobs: Records,
-    rows: NDArray[np.int64],
-    h: _Hand,
-    weight: NDArray[np.float64],
-    order: NDArray[np.int64],
-    first: NDArray[np.int64],
-    kind: int,
-    for_whom: int,
-    in_turn: int,
-    into_quota: bool,
-) -> bool:
-    """The organisation furthest above its quota gives up its latest gang of this kind; false when nobody is above."""
-    victim, worst = NOBODY, EPSILON
-    for i in range(h.given.shape[0]):
-        above = (h.given[i, kind] - (0.0 if into_quota else h.quota[i, kind])) / weight[i]
-        if i != for_whom and i != in_turn and above > worst and _latest(jobs, rows, h, order, first, i, kind) >= 0:
-            victim, worst = i, above
-    if victim < 0:
-        return False
-    _withdraw(h, victim, _latest(jobs, rows, h, order, first, victim, kind))
-    return True
-
-
-@inner
-def _latest(
-    jobs: Records,
-    rows: NDArray[np.int64],
-    h: _Hand,
-    order: NDArray[np.int64],
-    first: NDArray[np.int64],
-    organisation: int,
-    kind: int,
-) -> int:
-    """Position of the last running gang that this organisation still has granted on this kind."""
-    for at in range(first[organisation + 1] - 1, first[organisation] - 1, -1):
-        position = order[at]
-        if jobs[rows[position]].phase == HELD and h.granted[position] == kind:
-            return position
-    return NOBODY
-
-
-@inner
-def _most_urgent(urgency: NDArray[np.float64], at: NDArray[np.int64], first: NDArray[np.int64]) -> int:
-    """Among organisations with gangs still to be looked at, the one with the smallest number."""
-    best = NOBODY
-    for i in range(urgency.size):
-        if at[i] < first[i + 1] and (best < 0 or urgency[i] < urgency[best]):
-            best = i
-    return best
-
-
-@inner
-def _by_organisation(
-    jobs: Records, rows: NDArray[np.int64], organisations: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions by organisation, those who run first, else in order of submission; where each organisation begins."""
-    first = np.zeros(organisations + 1, dtype=np.int64)
-    for row in rows:
-        first[jobs[row].tenant + 1] += 1
-    for i in range(organisations):
-        first[i + 1] += first[i]
-    at, order = first.copy(), np.empty(rows.size, dtype=np.int64)
-    for turn in range(2):
-        for position in range(rows.size):
-            job = jobs[rows[position]]
-            if (job.phase == HELD) == (turn == 0):
-                order[at[job.tenant]] = position
-                at[job.tenant] += 1
-    return order, first
-
-
-@compiled
-def allot_gangs(
-    jobs: Records,
-    rows: NDArray[np.int64],
-    in_use: NDArray[np.int64],
-    capacity: NDArray[np.int64],
-    shares: Shares,
-    urgency: NDArray[np.float64],
-    charge: NDArray[np.float64],
-    expired: NDArray[np.bool_],
-    due: NDArray[np.bool_],
-    saving: NDArray[np.bool_],
-    turn: Turn,
-    borrow: bool,
-    out: Allotment,
-) -> int:
-    """Fill in `out`; returns the length of its sequence."""
-    organisations, kinds = in_use.shape
-    order, first = _by_organisation(jobs, rows, organisations)
-    quota = shares.quota.copy()
-    for i in range(organisations):
-        if saving[i]:
-            quota[i] *= SAVING
-    h = _Hand(
-        np.zeros((organisations, kinds)),
-        capacity.astype(np.float64),
-        _sizes(jobs, rows, in_use),
-        quota,
-        urgency.copy(),
-        charge,
-        out.granted,
-    )
-    # 1. What runs stays: inside the quota always, beyond it until the lease ends.
-    for at in range(rows.size):
-        position = order[at]
-        job = jobs[rows[position]]
-        i, kind, size = job.tenant, job.node_kind, h.size[position]
-        if job.phase == HELD and h.left[kind] + EPSILON >= size:
-            inside = h.given[i, kind] + size <= quota[i, kind] + EPSILON
-            if inside or i == turn.organisation or not expired[i]:
-                _grant(h, i, position, kind)
-    sequenced = 0
-    # 2. Whose turn it is.
-    if turn.organisation >= 0:
-        need = turn.gpus - h.given[turn.organisation, turn.kind]
-        for into_quota in (False, True):
-            while h.left[turn.kind] + EPSILON < need and _take_back(
-                jobs, rows, h, shares.weight, order, first, turn.kind, turn.organisation, turn.organisation, into_quota
-            ):
-                pass
-        for position in range(rows.size):
-            if rows[position] == turn.row and out.granted[position] < 0 and need > 0:
-                size = h.size[position]
-                if h.left[turn.kind] + EPSILON >= size:
-                    _grant(h, turn.organisation, position, turn.kind)
-                    out.sequence[sequenced] = position
-                    sequenced += 1
-                more = min(h.left[turn.kind], turn.gpus - h.given[turn.organisation, turn.kind])
-                if more > 0.0:
-                    h.given[turn.organisation, turn.kind] += more
-                    h.left[turn.kind] -= more
-    # 3. What the quotas promise.
-    reserved = np.zeros(kinds)
-    at = first[:-1].copy()
-    i = _most_urgent(h.urgency, at, first)
-    while i >= 0:
-        position = order[at[i]]
-        at[i] += 1
-        job, size = jobs[rows[position]], h.size[position]
-        if job.phase != HELD and out.granted[position] < 0:
-            kind = NOBODY
-            for k in range(kinds):
-                promised = (job.kinds >> k) & 1 and h.given[i, k] + size <= quota[i, k] + EPSILON
-                if promised and (kind < 0 or h.left[k] > h.left[kind]):
-                    kind = k
-            if kind >= 0:
-                while (
-                    due[i]
-                    and h.left[kind] + EPSILON < size
-                    and _take_back(jobs, rows, h, shares.weight, order, first, kind, i, turn.organisation, False)
-                ):
-                    pass
-                if h.left[kind] + EPSILON >= size:
-                    _grant(h, i, position, kind)
-                    out.sequence[sequenced] = position
-                    sequenced += 1
-                else:
-                    out.claims[i] = True
-                    reserved[kind] += size
-        i = _most_urgent(h.urgency, at, first)
-    # 4. What is left is lent, gang by gang; but not what somebody's quota waits for.
-    if borrow:
-        at = first[:-1].copy()
-        i = _most_urgent(h.urgency, at, first)
-        while i >= 0:
-            position = order[at[i]]
-            at[i] += 1
-            job, size = jobs[rows[position]], h.size[position]
-            if out.granted[position] < 0 and (not saving[i] or _exceeds(job.kinds, size, shares.quota[i])):
-                kind = NOBODY
-                for k in range(kinds):
-                    allowed = k == job.node_kind if job.phase == HELD else (job.kinds >> k) & 1 == 1
-                    if allowed and (kind < 0 or h.left[k] - reserved[k] > h.left[kind] - reserved[kind]):
-                        kind = k
-                if h.left[kind] - reserved[kind] + EPSILON >= size:
-                    _grant(h, i, position, kind)
-                    if job.phase != HELD:
-                        out.sequence[sequenced] = position
-                        sequenced += 1
-            i = _most_urgent(h.urgency, at, first)
-    # 5. What no gang takes goes to those who are waiting for their quota, or else to everybody, for jobs that can grow.
-    for kind in range(kinds):
-        _hand_out_rest(h, shares.weight, first, out.claims, kind, borrow)
-        for i in range(organisations):
-            out.lease[i, kind] = np.int64(np.ceil(h.given[i, kind] - EPSILON))
-    for at_end in range(rows.size - 1, -1, -1):
-        position = order[at_end]
-        job = jobs[rows[position]]
-        if job.phase != HELD and out.granted[position] < 0:
-            out.unmet[job.tenant] = position
-            if _exceeds(job.kinds, h.size[position], shares.quota[job.tenant]):
-                out.oversize[job.tenant] = position
-    return sequenced
-
-
-@inner
-def _sizes(jobs: Records, rows: NDArray[np.int64], in_use: NDArray[np.int64]) -> NDArray[np.float64]:
-    """GPUs that each gang takes; gangs that share GPUs take a part each."""
-    widths = np.zeros(in_use.shape)
-    for row in rows:
-        job = jobs[row]
-        if job.phase == HELD:
-            widths[job.tenant, job.node_kind] += job.width
-    size = np.empty(rows.size)
-    for position in range(rows.size):
-        job = jobs[rows[position]]
-        if job.phase == HELD:
-            size[position] = job.width * in_use[job.tenant, job.node_kind] / widths[job.tenant, job.node_kind]
-        else:
-            size[position] = job.gpus
-    return size
-
-
-@inner
-def _exceeds(kinds: int, size: float, quota: NDArray[np.float64]) -> bool:
-    """Whether the gang is larger than the quota, whichever kind it takes."""
-    for k in range(quota.size):  # noqa: SIM110 - Numba compiles no generators
-        if (kinds >> k) & 1 and size <= quota[k] + EPSILON:
-            return False
-    return True
-
-
-@inner
-def _hand_out_rest(
-    h: _Hand, weight: NDArray[np.float64], first: NDArray[np.int64], claims: NDArray[np.bool_], kind: int, borrow: bool
-) -> None:
-    rest = np.floor(h.left[kind] + EPSILON)
-    only_claims = claims.any()
-    total, last = 0.0, NOBODY
-    for i in range(weight.size):
-        if first[i + 1] > first[i] and (claims[i] or not only_claims):
-            total += weight[i]
-            last = i
-    handed = 0.0
-    for i in range(weight.size):
-        if first[i + 1] > first[i] and (claims[i] or not only_claims):
-            part = rest - handed if i == last else np.floor(rest * weight[i] / total)
-            if not borrow:
-                part = max(0.0, min(part, np.floor(h.quota[i, kind] + EPSILON) - np.ceil(h.given[i, kind] - EPSILON)))
-            h.given[i, kind] += part
-            handed += part
-
-
-_allot = entry(allot_gangs)
 
 
 def charged(account: Account, now_s: float, quota: NDArray[np.float64], half_life_s: float) -> Account:
@@ -464,13 +161,14 @@ def wishes(
 ) -> Wish:
     """Gangs above the quota go first: the others' day comes anyway. A turn costs what it exceeds the quota by."""
     position = np.where(allotment.oversize >= 0, allotment.oversize, allotment.unmet)
+    wants = np.flatnonzero(position >= 0)
     kind, cost = np.zeros(len(position), dtype=np.int64), np.full(len(position), NEVER)
-    for i in np.flatnonzero(position >= 0):
-        job = jobs[rows[position[i]]]
-        allowed = [k for k in range(len(capacity)) if (int(job["kinds"]) >> k) & 1]
-        kind[i] = max(allowed, key=lambda k: int(capacity[k]))
-        if capacity[kind[i]] >= job["gpus"]:
-            cost[i] = max(0.0, float(job["gpus"] + held[i, kind[i]] - quota[i, kind[i]])) * lease_s
+    if len(wants):
+        mine = rows[position[wants]]
+        gpus, allowed = jobs["gpus"][mine], (jobs["kinds"][mine, None] >> np.arange(len(capacity))) & 1
+        kind[wants] = np.argmax(np.where(allowed, capacity, -1), axis=1)
+        beyond = np.maximum(gpus + held[wants, kind[wants]] - quota[wants, kind[wants]], 0.0)
+        cost[wants] = np.where(gpus <= capacity[kind[wants]], beyond * lease_s, NEVER)
     return Wish(position, kind, cost)
 
 

@@ -15,20 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
-from thebes.model.compiled import Records, compiled, entry, inner
 from thebes.model.decision import HOLDS, NOT_LEASED, Decision
 from thebes.model.errors import UserError, nearest
 from thebes.model.jobs import HELD, NEVER
-from thebes.model.machine import BLOCKED, FREE, ZERO, Machine, copy_of, next_node, set_free, take
+from thebes.model.machine import Machine, copy_of
 from thebes.model.parameters import configure, parameter
 from thebes.model.view import JobsView, View
-from thebes.placement.strategies import Strategy, place
 from thebes.policy.base import Policy
 from thebes.policy.fair_share import (
-    NOBODY,
     Account,
-    Allotment,
-    Shares,
     Terms,
     allot,
     charged,
@@ -40,6 +35,7 @@ from thebes.policy.fair_share import (
     with_savings,
     without_ended_turn,
 )
+from thebes.policy.leases import Allotment, Shares, fence_now, hand_now, return_now, tally_now
 
 OUTER = ("fair-share", "themis")
 ALONE = (
@@ -48,28 +44,41 @@ ALONE = (
 )  # not inside: one runs only in a simulator of its own, the other is the outside
 
 
-class Answer(NamedTuple):
-    """The last word of one organisation's own policy, and what it was given to decide on."""
+class Ground(NamedTuple):
+    """What follows from the cluster and the organisations alone."""
 
-    seen: NDArray[np.int64]  # rows of the organisation's jobs
-    lease: NDArray[np.int64]  # GPUs per kind
+    tenants: tuple[str, ...]
+    capacity: NDArray[np.int64]  # GPUs per kind
+    shares: Shares
+
+
+class Answer(NamedTuple):
+    """What one organisation's own policy says, cut down to the lease."""
+
     rows: NDArray[np.int64]
     counts: NDArray[np.int64]
     gpus: NDArray[np.int64]
     shares: NDArray[np.float64]
-    fate: NDArray[np.int64]
+    fate: NDArray[np.int64]  # per job of the organisation, as all that follows
     queues: NDArray[np.int64] | None
     promote: NDArray[np.int64]
-    wake_s: float
-    memory: object
 
 
 class Past(NamedTuple):
-    """What is remembered from one decision to the next."""
+    """What is remembered from one decision to the next: all that was answered, for those who will not be asked."""
 
+    ground: Ground
     account: Account
-    answers: tuple[Answer | None, ...]  # per organisation
-    rows: NDArray[np.int64]  # who held GPUs
+    seen: NDArray[np.int64]  # rows of all jobs
+    fate: NDArray[np.int64]
+    queues: NDArray[np.int64] | None
+    rows: NDArray[np.int64]  # who holds GPUs
+    counts: NDArray[np.int64]
+    gpus: NDArray[np.int64]
+    shares: NDArray[np.float64]
+    lease: NDArray[np.int64]  # [organisation, kind]
+    wake_s: NDArray[np.float64]  # per organisation: when its own policy wants to be asked
+    memories: tuple[object, ...]  # per organisation: what its own policy remembers
 
 
 def _named_numbers(text: str, what: str) -> dict[str, float]:
@@ -177,48 +186,56 @@ class TwoLevel(Policy):
 
     # --- level 1 ------------------------------------------------------------------------------------------------------
 
-    def _shares(self, view: View, organisations: int) -> Shares:
+    def _ground(self, view: View, past: Past | None) -> Ground:
         """Quotas as told; organisations without one share what is left of the cluster by weight."""
-        names = [*view.tenants, *("" for _ in range(organisations - len(view.tenants)))][:organisations]
+        capacity = view.machine.kinds["total"].astype(np.int64)
+        organisations = max(len(view.quotas), len(view.tenants))
+        if (
+            past is not None
+            and past.ground.tenants == view.tenants
+            and len(past.ground.shares.weight) == organisations
+            and np.array_equal(past.ground.capacity, capacity)
+        ):
+            return past.ground
+        names = [*view.tenants, *("" for _ in range(organisations - len(view.tenants)))]
         weight = np.array([self._weights.get(name, 1.0) for name in names])
         total = max(1, view.cluster.total_gpus)
         told = np.array([self._quotas.get(name, -1.0) for name in names])
-        rest = max(0.0, total - told[told >= 0].sum())
-        quota = np.where(told >= 0, told, rest * weight / max(1e-300, float(weight[told < 0].sum())))
-        return Shares(np.outer(quota / total, view.machine.kinds["total"].astype(np.float64)), weight)
+        rest = max(0.0, total - float(told[told >= 0].sum()))
+        by_weight = rest * weight / max(1e-300, float(weight[told < 0].sum()))
+        quota = np.where(told >= 0, told, by_weight)
+        return Ground(view.tenants, capacity, Shares(quota[:, None] / total * capacity[None, :], weight))
 
     @property
     def _terms(self) -> Terms:
         return Terms(self.borrow, self.reclaim, float(self.reclaim_after_s), float(self.lease_s))
 
-    def _account(self, view: View, past: Past | None, organisations: int, shares: Shares) -> Account:
+    def _account(self, view: View, past: Past | None, shares: Shares) -> Account:
         if past is None:
-            return opened(organisations, view.now_s)
-        account = widened(past.account, organisations)
+            return opened(len(shares.weight), view.now_s)
+        account = widened(past.account, len(shares.weight))
         # Policies are not asked while nobody is there: then nothing was held since the last job finished.
-        jobs = view._table.jobs[past.rows]  # pyright: ignore[reportPrivateUsage]
-        idle_from_s = float(jobs["finish_s"].max()) if len(jobs) and (jobs["phase"] != HELD).all() else NEVER
-        if account.at_s < idle_from_s < view.now_s:
-            account = charged(account, idle_from_s, shares.quota, self.decay_half_life_s)
-            account = account._replace(held=np.zeros_like(account.held))
+        jobs = view._table.jobs  # pyright: ignore[reportPrivateUsage]
+        if len(past.rows) and (jobs["phase"][past.rows] != HELD).all():
+            idle_from_s = float(jobs["finish_s"][past.rows].max())
+            if account.at_s < idle_from_s < view.now_s:
+                account = charged(account, idle_from_s, shares.quota, self.decay_half_life_s)
+                account = account._replace(held=np.zeros_like(account.held))
         return charged(account, view.now_s, shares.quota, self.decay_half_life_s)
 
     def decide(self, view: View) -> Decision:
         past = view.memory if isinstance(view.memory, Past) else None
         jobs, rows = view._table.jobs, view.jobs.rows  # pyright: ignore[reportPrivateUsage]
-        organisations = max(len(view.quotas), len(view.tenants))
-        tenant_of = jobs["tenant"]
-        user = _users(view.machine, tenant_of)
-        kind_of = view.machine.nodes["node_kind"][view.machine.gpus["node"]]
-        kinds = len(view.machine.kinds)
-        in_use = _count(user, kind_of, organisations, kinds)
-        capacity = view.machine.kinds["total"].astype(np.int64)
-        shares, terms = self._shares(view, organisations), self._terms
-        account = without_ended_turn(self._account(view, past, organisations, shares), view.now_s, rows)
-        urgency = account.usage_gpu_s / shares.weight
+        ground, terms = self._ground(view, past), self._terms
+        shares, capacity = ground.shares, ground.capacity
+        user, kind_of = np.empty((2, len(view.machine.gpus)), dtype=np.int64)
+        in_use = np.zeros(shares.quota.shape, dtype=np.int64)
+        tally_now(view.machine, jobs, user, kind_of, in_use)
+        account = without_ended_turn(self._account(view, past, shares), view.now_s, rows)
+        urgency, charge = account.usage_gpu_s / shares.weight, terms.lease_s / shares.weight
 
         def allotted(account: Account) -> Allotment:
-            return allot(jobs, rows, in_use, capacity, shares, account, urgency, terms, view.now_s)
+            return allot(jobs, rows, in_use, capacity, shares, account, urgency, charge, terms, view.now_s)
 
         allotment = allotted(account)
         wish = wishes(jobs, rows, allotment, in_use, capacity, shares.quota, terms.lease_s)
@@ -226,11 +243,22 @@ class TwoLevel(Policy):
         turned = with_next_turn(account, wish, rows, view.jobs.gpus, in_use, capacity, terms.lease_s)
         if turned is not account:
             account, allotment = turned, allotted(turned)
-        answers = self._ask(view, past, allotment, in_use, user, kind_of)
-        held = _held(answers, kind_of, organisations, kinds)
+        answered = self._ask(view, past, allotment, in_use, user, kind_of)
+        held = _held(jobs["tenant"][answered.rows], answered, kind_of, in_use.shape)
         wish = wishes(jobs, rows, allotment, held, capacity, shares.quota, terms.lease_s)
         account, wake_s = settled(account, allotment, wish, held, shares.quota, terms)
-        return _merged(view, answers, wake_s, account)
+        asked_for = jobs["gpus"][answered.rows]
+        return Decision(
+            rows=answered.rows,
+            gpus=answered.gpus,
+            fate=answered.fate,
+            wake_s=min(wake_s, float(answered.wake_s.min())),
+            promote=answered.promote,
+            queues=answered.queues,
+            memory=Past(ground, account, rows, *answered[:-1]),
+            counts=None if np.array_equal(answered.counts, asked_for) else answered.counts,
+            shares=None if (answered.shares == 1.0).all() else answered.shares,
+        )
 
     # --- level 2 ------------------------------------------------------------------------------------------------------
 
@@ -242,158 +270,113 @@ class TwoLevel(Policy):
         in_use: NDArray[np.int64],
         user: NDArray[np.int64],
         kind_of: NDArray[np.int64],
-    ) -> list[tuple[Answer | None, NDArray[np.int64]]]:
-        """The answers of all organisations, each with its positions in the View; only those with news are asked."""
-        organisations = len(in_use)
-        tenant = view.jobs.tenant
-        by_tenant = np.argsort(tenant, kind="stable")
-        bounds = np.searchsorted(tenant[by_tenant], np.arange(organisations + 1))
-        mine = [by_tenant[bounds[i] : bounds[i + 1]] for i in range(organisations)]
-        largest = np.zeros(organisations, dtype=np.int64)
-        np.maximum.at(largest, tenant[allotment.sequence], view.jobs.gpus[allotment.sequence])
+    ) -> Answered:
+        """The answers of all organisations; only those with news are asked, the others' last word stands."""
+        organisations, rows, tenant = len(in_use), view.jobs.rows, view.jobs.tenant
+        strategy, jobs = view._strategy, view._table.jobs  # pyright: ignore[reportPrivateUsage]
+        largest = np.zeros(organisations, dtype=np.int64)  # gang that may start
+        waiting = tenant[allotment.sequence]
+        np.maximum.at(largest, waiting, view.jobs.gpus[allotment.sequence])
         shrinks = (allotment.lease < in_use).any(axis=1)
-        answers: list[Answer | None] = [None] * organisations
-        asked: list[int] = []
-        for i in range(organisations):
-            if not len(mine[i]):
-                continue
-            last = past.answers[i] if past is not None and i < len(past.answers) else None
-            seen = view.jobs.rows[mine[i]]
-            if (
-                last is not None
-                and not largest[i]
-                and not self._has_news(view, last, seen, allotment.lease[i], shrinks[i])
-            ):
-                answers[i] = last._replace(promote=_NO_ROWS)
-            elif not allotment.lease[i].any() and not in_use[i].any():
-                answers[i] = _nothing(view, seen, allotment.lease[i], last)
-            else:
-                asked.append(i)
-        if not asked:
-            return list(zip(answers, mine, strict=True))
-        pool = copy_of(view.machine)
+        news = shrinks | (largest > 0) | _news(view, past, allotment)
+        wake_s = np.full(organisations, NEVER)
+        memories: list[object] = [None] * organisations
+        if past is not None:
+            known = len(past.wake_s)
+            wake_s[:known], memories[:known] = past.wake_s, past.memories
+        present = np.bincount(tenant, minlength=organisations) > 0
+        leased_any = (allotment.lease > 0).any(axis=1) | (in_use > 0).any(axis=1)
+        wake_s[~present | ~leased_any] = NEVER
+        asked = np.flatnonzero(news & present & leased_any)
+        answers: list[tuple[NDArray[np.int64], Answer]] = []
+        pool = copy_of(view.machine) if len(asked) else view.machine
         # Who has to give GPUs back goes first, then whoever needs most of them in one piece.
-        for i in sorted(asked, key=lambda i: (not shrinks[i], -largest[i], i)):
-            positions = mine[i]
-            gangs = allotment.sequence[tenant[allotment.sequence] == i]
-            more = np.maximum(allotment.lease[i] - in_use[i], 0)
+        for i in asked[np.lexsort((-largest[asked], ~shrinks[asked]))].tolist():
+            gangs = allotment.sequence[np.equal(waiting, i)]
             handed = np.zeros(len(user), dtype=np.bool_)
-            _hand(pool, view._strategy, view._table.jobs, view.jobs.rows[gangs], allotment.granted[gangs], more, handed)  # pyright: ignore[reportPrivateUsage]
-            lease = np.where(
-                allotment.lease[i] < in_use[i], allotment.lease[i], in_use[i] + _per_kind(handed, kind_of, more)
-            )
-            leased = (user == i) | handed
-            fenced = copy_of(view.machine)
-            _fence(fenced, user == i, handed, lease)
-            last = past.answers[i] if past is not None and i < len(past.answers) else None
-            answers[i] = self._answer(
-                view, fenced, view.jobs.rows[positions], lease, leased, kind_of, last, allotment.lease[i]
-            )
+            more = np.maximum(allotment.lease[i] - in_use[i], 0)
+            hand_now(pool, strategy, jobs, rows[gangs], allotment.granted[gangs], more, handed)
+            got = np.bincount(kind_of[handed], minlength=len(more))
+            lease = np.where(allotment.lease[i] < in_use[i], allotment.lease[i], in_use[i] + got)
+            own: NDArray[np.bool_] = np.equal(user, i)
+            machine = copy_of(view.machine)
+            fence_now(machine, own, handed, lease)
+            positions = np.flatnonzero(tenant == i)
+            decision = self._inside.decide(_part(view, rows[positions], machine, memories[i]))
+            wake_s[i], memories[i] = decision.wake_s, decision.memory
+            answer = _cut_to_lease(view, rows[positions], decision, lease, own | handed, kind_of)
+            answers.append((positions, answer))
             used = np.zeros(len(user), dtype=np.bool_)
-            used[answers[i].gpus] = True
-            _return(pool, leased, used)
-        return list(zip(answers, mine, strict=True))
-
-    @staticmethod
-    def _has_news(view: View, last: Answer, seen: NDArray[np.int64], lease: NDArray[np.int64], shrinks: bool) -> bool:
-        """Whether anything changed that an organisation's own policy would have to know."""
-        if view.now_s >= last.wake_s or shrinks or not np.array_equal(seen, last.seen):
-            return True
-        jobs = view._table.jobs  # pyright: ignore[reportPrivateUsage]
-        if not np.array_equal(seen[jobs["phase"][seen] == HELD], last.rows):
-            return True
-        if np.array_equal(lease, last.lease):
-            return False
-        return len(last.rows) < len(seen) or bool((jobs["max_gpus"][seen] > jobs["min_gpus"][seen]).any())
-
-    def _answer(
-        self,
-        view: View,
-        machine: Machine,
-        seen: NDArray[np.int64],
-        lease: NDArray[np.int64],
-        leased: NDArray[np.bool_],
-        kind_of: NDArray[np.int64],
-        last: Answer | None,
-        allotted: NDArray[np.int64],
-    ) -> Answer:
-        """Ask the inner policy about these jobs on this machine; what exceeds the lease is cut off."""
-        jobs = view._table.jobs  # pyright: ignore[reportPrivateUsage]
-        columns = JobsView(view._table, seen, view.now_s, view.jobs._needs, view.jobs._tier_speeds)  # pyright: ignore[reportPrivateUsage]
-        decision = self._inside.decide(
-            replace(view, jobs=columns, machine=machine, memory=last.memory if last is not None else None)
-        )
-        rows, gpus = decision.rows, decision.gpus
-        counts = decision.counts if decision.counts is not None else jobs["gpus"][rows]
-        shares = decision.shares if decision.shares is not None else np.ones(len(rows))
-        fate = decision.fate
-        if not leased[gpus].all() or (_distinct(gpus, kind_of, len(lease)) > lease).any():
-            since_s = np.where(jobs["phase"][rows] == HELD, jobs["since_s"][rows], NEVER)
-            keep = _trimmed(rows, counts, gpus, since_s, leased, kind_of, lease)
-            fate = fate.copy()
-            fate[np.searchsorted(seen, rows[~keep])] = NOT_LEASED
-            gpus = gpus[np.repeat(keep, counts)]
-            rows, counts, shares = rows[keep], counts[keep], shares[keep]
-        # Waiting for more than the whole lease is not waiting for the jobs before it in the order.
-        short = (fate != HOLDS) & (fate != NOT_LEASED)
-        if short.any() and lease.sum() < view.total_gpus:
-            most = _largest_lease(jobs["kinds"][seen], lease)
-            fate = np.where(short & (jobs["min_gpus"][seen] > most), NOT_LEASED, fate)
-        return Answer(
-            seen,
-            allotted,
-            rows,
-            counts,
-            gpus,
-            shares,
-            fate,
-            decision.queues,
-            decision.promote,
-            decision.wake_s,
-            decision.memory,
-        )
+            used[answer.gpus] = True
+            return_now(pool, own | handed, used)
+        stands = present & leased_any
+        stands[asked] = False
+        return _merged(view, past, stands, answers, allotment.lease, wake_s, tuple(memories))
 
 
-_NO_ROWS = np.zeros(0, dtype=np.int64)
+class Answered(NamedTuple):
+    """All answers together: what `Past` keeps of them, in its order, and who is promoted now."""
+
+    fate: NDArray[np.int64]
+    queues: NDArray[np.int64] | None
+    rows: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    gpus: NDArray[np.int64]
+    shares: NDArray[np.float64]
+    lease: NDArray[np.int64]
+    wake_s: NDArray[np.float64]
+    memories: tuple[object, ...]
+    promote: NDArray[np.int64]
 
 
-def _nothing(view: View, seen: NDArray[np.int64], lease: NDArray[np.int64], last: Answer | None) -> Answer:
-    """Of an organisation that has nothing on lease."""
-    queues = view._table.jobs["queue"][seen] if last is not None and last.queues is not None else None  # pyright: ignore[reportPrivateUsage]
-    return Answer(
-        seen,
-        lease,
-        _NO_ROWS,
-        _NO_ROWS,
-        _NO_ROWS,
-        np.zeros(0),
-        np.full(len(seen), NOT_LEASED, dtype=np.int64),
-        queues,
-        _NO_ROWS,
-        NEVER,
-        last.memory if last is not None else None,
-    )
+def _news(view: View, past: Past | None, allotment: Allotment) -> NDArray[np.bool_]:
+    """Per organisation, whether anything changed that its own policy would have to know."""
+    organisations = len(allotment.lease)
+    if past is None or len(past.wake_s) != organisations:
+        return np.ones(organisations, dtype=np.bool_)
+    news = view.now_s >= past.wake_s
+    jobs, rows = view._table.jobs, view.jobs.rows  # pyright: ignore[reportPrivateUsage]
+    # Jobs that came or went, and jobs that do not do what was decided.
+    for before, now in ((past.seen, rows), (past.rows, rows[view.jobs.running])):
+        if not np.array_equal(before, now):
+            news[jobs["tenant"][np.setxor1d(before, now, assume_unique=True)]] = True
+    could_use = (allotment.unmet >= 0) | allotment.elastic
+    return news | (could_use & (allotment.lease != past.lease).any(axis=1))
 
 
-def _users(machine: Machine, tenant_of: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Per GPU, the organisation whose job sits on it, or -1."""
-    owner = machine.gpus["owner"]
-    return np.where(owner >= 0, tenant_of[np.maximum(owner, 0)], NOBODY)
+def _part(view: View, rows: NDArray[np.int64], machine: Machine, memory: object) -> View:
+    """The same instant as one organisation's own policy sees it."""
+    jobs = view.jobs
+    columns = JobsView(view._table, rows, view.now_s, jobs._needs, jobs._tier_speeds)  # pyright: ignore[reportPrivateUsage]
+    return replace(view, jobs=columns, machine=machine, memory=memory)
 
 
-def _count(user: NDArray[np.int64], kind_of: NDArray[np.int64], organisations: int, kinds: int) -> NDArray[np.int64]:
-    used = user >= 0
-    cells = np.bincount(user[used] * kinds + kind_of[used], minlength=organisations * kinds)
-    return cells.reshape(organisations, kinds)
-
-
-def _distinct(gpus: NDArray[np.int64], kind_of: NDArray[np.int64], kinds: int) -> NDArray[np.int64]:
-    """GPUs per kind; those that several jobs share count once."""
-    return np.bincount(kind_of[np.unique(gpus)], minlength=kinds)
-
-
-def _per_kind(handed: NDArray[np.bool_], kind_of: NDArray[np.int64], like: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.bincount(kind_of[handed], minlength=len(like))
+def _cut_to_lease(
+    view: View,
+    seen: NDArray[np.int64],
+    decision: Decision,
+    lease: NDArray[np.int64],
+    leased: NDArray[np.bool_],
+    kind_of: NDArray[np.int64],
+) -> Answer:
+    """Whatever the inner policy answers, nobody holds more than its lease: the newest holds go first."""
+    jobs = view._table.jobs  # pyright: ignore[reportPrivateUsage]
+    rows, gpus, fate = decision.rows, decision.gpus, decision.fate
+    counts = decision.counts if decision.counts is not None else jobs["gpus"][rows]
+    shares = decision.shares if decision.shares is not None else np.ones(len(rows))
+    distinct = gpus if decision.shares is None else np.unique(gpus)
+    if not leased[gpus].all() or (np.bincount(kind_of[distinct], minlength=len(lease)) > lease).any():
+        since_s = np.where(jobs["phase"][rows] == HELD, jobs["since_s"][rows], NEVER)
+        keep = _trimmed(rows, counts, gpus, since_s, leased, kind_of, lease)
+        fate = fate.copy()
+        fate[np.searchsorted(seen, rows[~keep])] = NOT_LEASED
+        gpus = gpus[np.repeat(keep, counts)]
+        rows, counts, shares = rows[keep], counts[keep], shares[keep]
+    # Waiting for more than the whole lease is not waiting for the jobs before it in the order.
+    if len(rows) < len(seen) and lease.sum() < view.total_gpus:
+        short = (fate != HOLDS) & (jobs["min_gpus"][seen] > _largest_lease(jobs["kinds"][seen], lease))
+        fate = np.where(short, NOT_LEASED, fate)
+    return Answer(rows, counts, gpus, shares, fate, decision.queues, decision.promote)
 
 
 def _largest_lease(kinds: NDArray[np.int64], lease: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -430,118 +413,62 @@ def _trimmed(
 
 
 def _held(
-    answers: list[tuple[Answer | None, NDArray[np.int64]]], kind_of: NDArray[np.int64], organisations: int, kinds: int
+    tenant: NDArray[np.int64], answered: Answered, kind_of: NDArray[np.int64], shape: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    user = np.full(len(kind_of), NOBODY, dtype=np.int64)
-    for i, (answer, _) in enumerate(answers):
-        if answer is not None:
-            user[answer.gpus] = i
-    return _count(user, kind_of, organisations, kinds)
+    """GPUs per organisation and kind once it is done; those that several jobs share count once."""
+    user = np.full(len(kind_of), -1, dtype=np.int64)
+    user[answered.gpus] = np.repeat(tenant, answered.counts)
+    used = np.flatnonzero(user >= 0)
+    return np.bincount(user[used] * shape[1] + kind_of[used], minlength=shape[0] * shape[1]).reshape(shape)
 
 
 def _merged(
-    view: View, answers: list[tuple[Answer | None, NDArray[np.int64]]], wake_s: float, account: Account
-) -> Decision:
-    """One Decision out of one per organisation."""
-    given = [(answer, positions) for answer, positions in answers if answer is not None]
-    rows = np.concatenate([answer.rows for answer, _ in given])
-    counts = np.concatenate([answer.counts for answer, _ in given])
-    gpus = np.concatenate([answer.gpus for answer, _ in given])
-    shares = np.concatenate([answer.shares for answer, _ in given])
-    order = np.argsort(rows)
-    ends = np.cumsum(counts)
-    firsts, rows, counts, shares = (ends - counts)[order], rows[order], counts[order], shares[order]
-    shift = np.repeat(firsts - (np.cumsum(counts) - counts), counts)
-    fate = np.empty(len(view.jobs), dtype=np.int64)
-    queues = np.zeros(len(view.jobs), dtype=np.int64)
-    queued = False
-    for answer, positions in given:
+    view: View,
+    past: Past | None,
+    stands: NDArray[np.bool_],
+    answers: list[tuple[NDArray[np.int64], Answer]],
+    lease: NDArray[np.int64],
+    wake_s: NDArray[np.float64],
+    memories: tuple[object, ...],
+) -> Answered:
+    """One answer out of those given now and, for the organisations where it `stands`, the last one."""
+    jobs, rows = view._table.jobs, view.jobs.rows  # pyright: ignore[reportPrivateUsage]
+    fate = np.full(len(rows), NOT_LEASED, dtype=np.int64)
+    queues: NDArray[np.int64] | None = None
+    if any(answer.queues is not None for _, answer in answers) or (past is not None and past.queues is not None):
+        queues = jobs["queue"][rows]
+    parts = [(answer.rows, answer.counts, answer.gpus, answer.shares) for _, answer in answers]
+    if past is not None and stands.any():
+        same = np.flatnonzero(stands[view.jobs.tenant])
+        before = np.searchsorted(past.seen, rows[same])
+        fate[same] = past.fate[before]
+        if queues is not None and past.queues is not None:
+            queues[same] = past.queues[before]
+        keep = stands[jobs["tenant"][past.rows]]
+        parts.append((past.rows[keep], past.counts[keep], past.gpus[np.repeat(keep, past.counts)], past.shares[keep]))
+    for positions, answer in answers:
         fate[positions] = answer.fate
-        if answer.queues is not None:
+        if queues is not None and answer.queues is not None:
             queues[positions] = answer.queues
-            queued = True
-    asked = view._table.jobs["gpus"][rows]  # pyright: ignore[reportPrivateUsage]
-    return Decision(
-        rows=rows,
-        gpus=gpus[np.arange(len(gpus)) + shift],
-        fate=fate,
-        wake_s=min(wake_s, *(answer.wake_s for answer, _ in given)),
-        promote=np.sort(np.concatenate([answer.promote for answer, _ in given])),
-        queues=queues if queued else None,
-        memory=Past(account, tuple(answer for answer, _ in answers), rows),
-        counts=None if np.array_equal(counts, asked) else counts,
-        shares=None if (shares == 1.0).all() else shares,
+    promote = [answer.promote for _, answer in answers if len(answer.promote)]
+    holders, counts, gpus, shares = (np.concatenate(column) for column in zip(*parts, strict=True)) if parts else _EMPTY
+    order = np.argsort(holders)
+    first = (np.cumsum(counts) - counts)[order]
+    counts = counts[order]
+    shift = np.repeat(first - (np.cumsum(counts) - counts), counts)
+    return Answered(
+        fate,
+        queues,
+        holders[order],
+        counts,
+        gpus[np.arange(len(gpus)) + shift],
+        shares[order],
+        lease,
+        wake_s,
+        memories,
+        np.sort(np.concatenate(promote)) if promote else _NO_ROWS,
     )
 
 
-# --- machines ---------------------------------------------------------------------------------------------------------
-
-
-@compiled
-def hand(
-    m: Machine,
-    strategy: Strategy,
-    jobs: Records,
-    rows: NDArray[np.int64],
-    kinds: NDArray[np.int64],
-    more: NDArray[np.int64],
-    handed: NDArray[np.bool_],
-) -> None:
-    """Choose `more` free GPUs per kind: where these gangs would be placed, then whole nodes first."""
-    left = more.copy()
-    out = np.empty(handed.size, dtype=np.int64)
-    for i in range(rows.size):
-        job = jobs[rows[i]]
-        if left[kinds[i]] >= job.gpus and place(
-            m, strategy, rows[i], job.holds, kinds[i], job.gpus, job.want_nodes, job.skew, out
-        ):
-            left[kinds[i]] -= job.gpus
-            for gpu in out[: job.gpus]:
-                handed[gpu] = True
-    for kind in range(left.size):
-        level = m.kinds[kind].gpus_per_node
-        while left[kind] > 0 and level > 0:
-            node = next_node(m, kind, level, ZERO)
-            if node < 0:
-                level -= 1
-                continue
-            count = min(left[kind], m.nodes[node].free)
-            take(m, ZERO, node, count, out, ZERO)
-            for gpu in out[:count]:
-                handed[gpu] = True
-            left[kind] -= count
-
-
-@compiled
-def fence(m: Machine, own: NDArray[np.bool_], handed: NDArray[np.bool_], lease: NDArray[np.int64]) -> None:
-    """Make it the machine of one organisation: its own GPUs as they are, handed ones free, all others not to be had."""
-    for gpu in range(own.size):
-        if handed[gpu]:
-            m.gpus[gpu].owner = FREE
-        elif not own[gpu]:
-            m.gpus[gpu].owner = BLOCKED
-    _index(m)
-    for kind in range(lease.size):
-        m.kinds[kind].total = lease[kind]
-
-
-@compiled
-def give_back(m: Machine, leased: NDArray[np.bool_], used: NDArray[np.bool_]) -> None:
-    """What an organisation was leased and does not use is there for the next one."""
-    for gpu in range(leased.size):
-        if leased[gpu] and m.gpus[gpu].owner != BLOCKED:
-            m.gpus[gpu].owner = ZERO if used[gpu] else FREE
-    _index(m)
-
-
-@inner
-def _index(m: Machine) -> None:
-    for node in range(m.nodes.size):
-        free = 0
-        for gpu in range(m.nodes[node].first, m.nodes[node].first + m.nodes[node].gpus):
-            free += m.gpus[gpu].owner == FREE
-        if free != m.nodes[node].free:
-            set_free(m, node, free)
-
-
-_hand, _fence, _return = entry(hand), entry(fence), entry(give_back)
+_NO_ROWS = np.zeros(0, dtype=np.int64)
+_EMPTY = (_NO_ROWS, _NO_ROWS, _NO_ROWS, np.zeros(0))
