@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from thebes.model.errors import UserError, nearest
 from thebes.model.jobs import HELD, NEVER
 from thebes.model.machine import Machine, copy_of
 from thebes.model.parameters import configure, parameter
-from thebes.model.view import JobsView, View
+from thebes.model.view import DURATIONS, JobsView, View
 from thebes.policy.base import Policy
 from thebes.policy.fair_share import (
     Account,
@@ -115,6 +115,9 @@ class TwoLevel(Policy):
     inner: str = parameter("tiresias-l", "the policy inside each organisation: a name, or FILE.py:CLASS")
     inner_set: str = parameter("", "its parameters, as KEY=VALUE;KEY=VALUE")
     outer: str = parameter("fair-share", "between organisations: fair-share or themis")
+    f: float = parameter(
+        0.8, "outer=themis: idle GPUs are offered to the 1-f of organisations with the worst rho first", low=0, high=1
+    )
     quotas: str = parameter("", "guaranteed GPUs, as vcA=64,vcB=32; the others share the rest by weight")
     weights: str = parameter("", "weights, as vcA=2,vcB=1; 1 where nothing is said")
     decay_half_life_s: float = parameter(
@@ -143,7 +146,8 @@ class TwoLevel(Policy):
         for name, value in (("_inside", inside), ("_quotas", quotas), ("_weights", weights)):
             object.__setattr__(self, name, value)
         # What the inner policy needs to know and may do, the outer one needs and does.
-        object.__setattr__(self, "needs", inside.needs)
+        rho = {DURATIONS} if self.outer == "themis" else set[str]()
+        object.__setattr__(self, "needs", inside.needs | rho)
         object.__setattr__(self, "shares", inside.shares)
 
     def _configured(self) -> Policy:
@@ -234,8 +238,14 @@ class TwoLevel(Policy):
         account = without_ended_turn(self._account(view, past, shares), view.now_s, rows)
         urgency, charge = account.usage_gpu_s / shares.weight, terms.lease_s / shares.weight
 
-        def allotted(account: Account) -> Allotment:
+        def allotted(account: Account, terms: Terms = terms) -> Allotment:
             return allot(jobs, rows, in_use, capacity, shares, account, urgency, charge, terms, view.now_s)
+
+        if self.outer == "themis":
+            from thebes.policy.two_level_auction import auction_urgency
+
+            promised = allotted(account, terms._replace(borrow=False))
+            urgency, charge = auction_urgency(view, shares, promised, capacity, f=self.f, lease_s=self.lease_s)
 
         allotment = allotted(account)
         wish = wishes(jobs, rows, allotment, in_use, capacity, shares.quota, terms.lease_s)
@@ -277,7 +287,7 @@ class TwoLevel(Policy):
         largest = np.zeros(organisations, dtype=np.int64)  # gang that may start
         waiting = tenant[allotment.sequence]
         np.maximum.at(largest, waiting, view.jobs.gpus[allotment.sequence])
-        shrinks = (allotment.lease < in_use).any(axis=1)
+        shrinks: Any = (allotment.lease < in_use).any(axis=1)
         news = shrinks | (largest > 0) | _news(view, past, allotment)
         wake_s = np.full(organisations, NEVER)
         memories: list[object] = [None] * organisations
@@ -294,10 +304,11 @@ class TwoLevel(Policy):
         for i in asked[np.lexsort((-largest[asked], ~shrinks[asked]))].tolist():
             gangs = allotment.sequence[np.equal(waiting, i)]
             handed = np.zeros(len(user), dtype=np.bool_)
-            more = np.maximum(allotment.lease[i] - in_use[i], 0)
+            more: NDArray[np.int64] = np.maximum(allotment.lease[i] - in_use[i], 0)
             hand_now(pool, strategy, jobs, rows[gangs], allotment.granted[gangs], more, handed)
             got = np.bincount(kind_of[handed], minlength=len(more))
-            lease = np.where(allotment.lease[i] < in_use[i], allotment.lease[i], in_use[i] + got)
+            mine, before = allotment.lease[i], in_use[i]
+            lease = np.where(np.less(mine, before), mine, before + got)
             own: NDArray[np.bool_] = np.equal(user, i)
             machine = copy_of(view.machine)
             fence_now(machine, own, handed, lease)
