@@ -393,6 +393,7 @@ def test_who_has_used_less_borrows_first() -> None:
         ({"outer": "themes"}, "two-level: outer=themes is unknown\ndid you mean 'themis'?"),
         ({"inner": "tiresias"}, "unknown policy 'tiresias'\ndid you mean 'tiresias-l'?"),
         ({"inner": "two-level"}, "two-level: two-level cannot run inside an organisation\ninner is any other policy"),
+        ({"inner": "ada-srsf"}, "two-level: ada-srsf cannot run inside an organisation"),
         ({"inner": "tiresias-compat"}, "two-level: tiresias-compat cannot run inside an organisation"),
         ({"inner_set": "promote_knob"}, "two-level: inner_set=promote_knob: 'promote_knob' is not KEY=VALUE\nwrite"),
         ({"inner_set": "knob=1"}, "policy tiresias-l inside two-level has no parameter 'knob'"),

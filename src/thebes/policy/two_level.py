@@ -36,12 +36,11 @@ from thebes.policy.fair_share import (
     without_ended_turn,
 )
 from thebes.policy.leases import Allotment, Shares, fence_now, hand_now, return_now, tally_now
+from thebes.policy.two_level_auction import auction_urgency
 
 OUTER = ("fair-share", "themis")
-ALONE = (
-    "tiresias-compat",
-    "two-level",
-)  # not inside: one runs only in a simulator of its own, the other is the outside
+# Not inside: what runs only in a simulator of its own (ada-srsf and its baselines: iteration by iteration), and itself.
+ALONE = ("tiresias-compat", "ada-srsf", "srsf-1", "srsf-2", "srsf-3", "two-level")
 
 
 class Ground(NamedTuple):
@@ -242,8 +241,6 @@ class TwoLevel(Policy):
             return allot(jobs, rows, in_use, capacity, shares, account, urgency, charge, terms, view.now_s)
 
         if self.outer == "themis":
-            from thebes.policy.two_level_auction import auction_urgency
-
             promised = allotted(account, terms._replace(borrow=False))
             urgency, charge = auction_urgency(view, shares, promised, capacity, f=self.f, lease_s=self.lease_s)
 

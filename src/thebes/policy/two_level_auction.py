@@ -37,7 +37,7 @@ def standing(view: View, shares: Shares) -> Standing:
     longest_s = np.zeros(organisations)
     np.maximum.at(longest_s, jobs.tenant, jobs.duration_s)
     private = np.minimum(np.maximum(shares.quota.sum(axis=1), 1e-9), np.maximum(demand, 1.0))
-    return Standing(elapsed_s, left, np.maximum(np.maximum(work / private, longest_s), 1e-9))
+    return Standing(elapsed_s, np.maximum(left, 1e-9), np.maximum(np.maximum(work / private, longest_s), 1e-9))
 
 
 def rho(stands: Standing, organisation: int, gpus: NDArray[np.float64], wait_s: float) -> NDArray[np.float64]:
@@ -62,7 +62,7 @@ def auction_urgency(
     jobs, organisations = view.jobs, len(shares.weight)
     size = np.where(jobs.running, jobs.width, jobs.gpus)
     counted = promised.granted >= 0
-    given = np.bincount(jobs.tenant[counted], weights=size[counted], minlength=organisations)
+    given = np.bincount(jobs.tenant[counted], weights=size[counted], minlength=organisations).astype(np.float64)
     left = int(capacity.sum() - given.sum())
     wants = np.flatnonzero(~counted & (size <= left))
     charge = np.ones(organisations)
@@ -76,7 +76,10 @@ def auction_urgency(
     if len(bidders) > 1 and left > 0:
         bidders = np.sort(bidders[worst_off(rhos[bidders], f)])
         tables = [_bundles(size[wants[jobs.tenant[wants] == i]], left) for i in bidders]
-        values = [1.0 / rho(stands, int(i), given[i] + table, lease_s) for i, table in zip(bidders, tables, strict=True)]
+        values = [
+            1.0 / rho(stands, int(i), given[i] + table.astype(np.float64), lease_s)
+            for i, table in zip(bidders, tables, strict=True)
+        ]
         bids = Bids(
             np.repeat(np.arange(len(bidders)), [len(table) for table in tables]),
             np.concatenate(tables),
