@@ -43,7 +43,7 @@ class Allotment(NamedTuple):
     lease: NDArray[np.int64]  # [organisation, kind]
     granted: NDArray[np.int64]  # per job: the kind on which its gang was counted in; -1: it was not
     sequence: NDArray[np.int64]  # positions of the waiting gangs among them, in the order of being granted
-    unmet: NDArray[np.int64]  # per organisation: position of its first waiting gang that was left out; -1: none
+    unmet: NDArray[np.int64]  # per organisation: position of its first gang that was left out; -1: none
     oversize: NDArray[np.int64]  # likewise, of those that exceed its quota by themselves
     claims: NDArray[np.bool_]  # per organisation: whether it lacks what its quota promises
     elastic: NDArray[np.bool_]  # per organisation: whether a job of it can run on more or fewer GPUs
@@ -274,7 +274,7 @@ def allot_gangs(
         job = jobs[rows[position]]
         if job.max_gpus > job.min_gpus:
             out.elastic[job.tenant] = True
-        if job.phase != HELD and out.granted[position] < 0:
+        if out.granted[position] < 0:
             out.unmet[job.tenant] = position
             if _exceeds(job.kinds, size, shares.quota[job.tenant]):
                 out.oversize[job.tenant] = position

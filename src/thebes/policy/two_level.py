@@ -245,9 +245,10 @@ class TwoLevel(Policy):
             urgency, charge = auction_urgency(view, shares, promised, capacity, f=self.f, lease_s=self.lease_s)
 
         allotment = allotted(account)
-        wish = wishes(jobs, rows, allotment, in_use, capacity, shares.quota, terms.lease_s)
+        stays = np.minimum(in_use, allotment.lease)
+        wish = wishes(jobs, rows, allotment, stays, capacity, shares.quota, terms.lease_s)
         account = with_savings(account, wish, terms.lease_s)
-        turned = with_next_turn(account, wish, rows, view.jobs.gpus, in_use, capacity, terms.lease_s)
+        turned = with_next_turn(account, wish, rows, view.jobs.gpus, stays, capacity, terms.lease_s)
         if turned is not account:
             account, allotment = turned, allotted(turned)
         answered = self._ask(view, past, allotment, in_use, user, kind_of)
