@@ -192,17 +192,17 @@ def test_contention_agrees_with_the_law_step_by_step(
 
 
 def test_two_packed_jobs_run_at_once_at_the_rates_of_the_interference_model() -> None:
-    """Given utilisations of 0.8: together each keeps 0.95 / 1.6; when one ends, the other goes on at full speed."""
+    """Given utilisations of 0.95: together each keeps 0.95 / 1.9; when one ends, the other goes on at full speed."""
     trace = trace_of((0, 1, 100), (0, 1, 50))
     result = puppet_run(trace, [[Wanted((0,), 0.5)], [Wanted((0,), 0.5)]])
-    rate = 0.95 / 1.6
+    rate = 0.95 / 1.9
     assert finishes(result) == pytest.approx([50 / rate + 50, 50 / rate])
 
 
 def test_the_gpu_seconds_of_a_shared_gpu_are_charged_once() -> None:
     trace = trace_of((0, 1, 100), (0, 1, 50))
     result = puppet_run(trace, [[Wanted((0,), 0.5)], [Wanted((0,), 0.5)]], cluster="1x1")
-    both_s = 50 / (0.95 / 1.6)
+    both_s = 50 / (0.95 / 1.9)
     useful = result.jobs["useful_gpu_s"].to_list()
     assert useful == pytest.approx([0.5 * both_s + 0.5 * 50, 0.5 * both_s])
     assert result.timeline["busy_gpus"].to_list() == [1, 1, 0]
@@ -210,7 +210,7 @@ def test_the_gpu_seconds_of_a_shared_gpu_are_charged_once() -> None:
 
 def test_a_job_left_alone_on_its_gpu_may_take_the_whole_of_it() -> None:
     trace = trace_of((0, 1, 100), (0, 1, 50))
-    both_s = 50 / (0.95 / 1.6)
+    both_s = 50 / (0.95 / 1.9)
     result = puppet_run(trace, [[Wanted((0,), 0.5), Wanted((0,), 1.0, both_s)], [Wanted((0,), 0.5)]], cluster="1x1")
     assert result.jobs["useful_gpu_s"].to_list() == pytest.approx([0.5 * both_s + 50, 0.5 * both_s])
     assert result.metrics["preemptions"] == 0
@@ -221,7 +221,7 @@ def test_a_guest_that_leaves_gives_no_gpu_away() -> None:
     trace = trace_of((0, 1, 100), (0, 1, 50))
     plan = [[Wanted((0,), 0.5)], [Wanted((0,), 0.5), Wanted((), from_s=10), Wanted((1,), from_s=20)]]
     result = puppet_run(trace, plan, cluster="1x2")
-    rate = 0.95 / 1.6
+    rate = 0.95 / 1.9
     assert finishes(result) == pytest.approx([10 + (100 - 10 * rate), 20 + (50 - 10 * rate)])
 
 
@@ -235,7 +235,7 @@ def test_a_guest_that_leaves_gives_no_gpu_away() -> None:
     ],
 )
 def test_the_checker_refuses_shares_that_cannot_be(plan: list[list[Wanted]], fault: str) -> None:
-    cluster = uniform("tight", 1, 1, NodeKind(2, gpu_memory_gib=6.0))  # two jobs of 4 GiB do not fit
+    cluster = uniform("tight", 1, 1, NodeKind(2, gpu_memory_gib=12.0))  # two jobs of 8 GiB do not fit
     with pytest.raises(UserError, match=fault):
         puppet_run(trace_of((0, 1, 100), (0, 1, 50)), plan, cluster=cluster)  # type: ignore[arg-type]
 

@@ -78,8 +78,14 @@ def _table(folder: str, name: str) -> list[dict[str, str]]:
 @cache
 def catalogue() -> dict[str, Model]:
     """The nine CNNs whose tensor tables are known."""
+    facts = {row["model"]: row for row in _table("models", "models.csv")}
     return {
-        row["model"]: Model(row["model"], tuple(float(size) for size in row["tensors_mib"].split()))
+        row["model"]: Model(
+            row["model"],
+            tuple(float(size) for size in row["tensors_mib"].split()),
+            memory_gib=float(facts[row["model"]]["memory_gib"]),
+            utilisation=float(facts[row["model"]]["utilisation"]),
+        )
         for row in _table("tiresias", "tensors.csv")
     }
 
