@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 PERFS = "tiers, ideal, network, gavel, pollux, artist"
 
 TraceFile = Annotated[
-    str, typer.Argument(metavar="TRACE", help="A trace of any known format, or one that ships with Thebes: philly-sample.")
+    str,
+    typer.Argument(metavar="TRACE", help="A trace of any known format, or one that ships with Thebes: philly-sample."),
 ]
 ClusterSpec = Annotated[
     str,
