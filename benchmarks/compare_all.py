@@ -69,7 +69,7 @@ class Workload:
 
 WORKLOADS = (
     Workload("philly-sample", "philly-sample", "2x4x8", "One virtual cluster of Philly; 9 % of jobs on 32 GPUs."),
-    Workload("philly-small-jobs", "philly-small-jobs", "4x4x8", "Another one; no job asks for more than a node."),
+    Workload("philly-small-jobs", "philly-small-jobs", "5x4x8", "Another; no job needs two nodes.", 0, 1_000),
     Workload("philly-three-tenants", "philly-three-tenants", "4x14x8", "Three virtual clusters of Philly on one."),
     Workload("helios-sample", "helios-sample", "4x14x8", "Three days of Helios Venus; 17 % of jobs span nodes."),
     Workload("pai-2020", str(PAI), "4x16x8", "Two days of Alibaba PAI; 14 % of jobs span nodes.", 30_000, 1_500),

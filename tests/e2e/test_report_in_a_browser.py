@@ -12,6 +12,7 @@ import pytest
 
 import thebes
 from thebes.report.html import write_report
+from thebes.report.matrix import Run, Scene, write_matrix
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = [
@@ -26,15 +27,15 @@ QUIET = [
 ]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
-def test_the_report_draws_itself_offline(tmp_path: Path) -> None:
-    results = [thebes.simulate("philly-sample", "8x8", name, limit=60) for name in ("fifo", "tiresias-l")]
-    page = tmp_path / "report.html"
-    write_report(results, page)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
+
+
+def charts_drawn(page: Path, folder: Path) -> int:
+    """How many charts the page draws in a browser that reaches nobody; no script may complain."""
     command = [
         str(CHROMIUM),
         *QUIET,
-        f"--user-data-dir={tmp_path / 'profile'}",
+        f"--user-data-dir={folder / 'profile'}",
         "--host-resolver-rules=MAP * ~NOTFOUND",
         "--enable-logging=stderr",
         "--virtual-time-budget=10000",
@@ -42,10 +43,29 @@ def test_the_report_draws_itself_offline(tmp_path: Path) -> None:
         "--dump-dom",
         page.as_uri(),
     ]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(tmp_path)}
-    )
-    drawn = re.findall(r'class="main-svg"', ran.stdout)
-    assert len(drawn) >= 8, ran.stderr[-2000:]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(folder)})
     console = [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
     assert not console, console
+    return len(re.findall(r'class="main-svg"', ran.stdout))
+
+
+@needs_chromium
+def test_the_report_draws_itself_offline(tmp_path: Path) -> None:
+    results = [thebes.simulate("philly-sample", "8x8", name, limit=60) for name in ("fifo", "tiresias-l")]
+    page = tmp_path / "report.html"
+    write_report(results, page)
+    assert charts_drawn(page, tmp_path) >= 8
+
+
+@needs_chromium
+def test_the_page_of_many_runs_draws_itself_offline(tmp_path: Path) -> None:
+    runs = [
+        Run(trace, network, name, thebes.simulate(trace, "4x8x8", name, limit=30).metrics)
+        for trace in ("philly-sample", "helios-sample")
+        for network in ("10gbe", "100gbe")
+        for name in ("fifo", "tiresias-l")
+    ]
+    scenes = [Scene("philly-sample", "4x8x8", "One."), Scene("helios-sample", "4x8x8", "Two.")]
+    page = tmp_path / "matrix.html"
+    write_matrix(runs, scenes, page, title="Many", about=[])
+    assert charts_drawn(page, tmp_path) >= 6

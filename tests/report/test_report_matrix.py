@@ -99,3 +99,9 @@ def test_ticks_lie_inside_the_range_and_are_round() -> None:
     }
     assert len(units.close_ticks(np.array([1.0, 1e7]))) <= 6
     assert units.close_ticks(np.array([])) == {}
+
+
+def test_an_axis_of_few_decades_has_ticks_between_them() -> None:
+    assert list(units.decades(np.array([0.3, 1.5])).values()) == ["0.1", "0.2", "0.5", "1", "2", "5", "10"]
+    assert list(units.decades(np.array([0.3, 2000.0])).values()) == ["0.1", "1", "10", "100", "1,000", "10,000"]
+    assert units.decades(np.array([])) == {1.0: "1", 10.0: "10"}

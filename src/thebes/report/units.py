@@ -141,12 +141,14 @@ def _round_duration(seconds: float) -> str:
 
 
 def decades(values: npt.NDArray[np.float64]) -> dict[float, str]:
-    """Ticks at 0.1, 1, 10, … that cover `values`, for a logarithmic axis of plain numbers."""
+    """Ticks at 0.1, 1, 10, … that cover `values`, on a logarithmic axis of plain numbers; 2 and 5 where few."""
     known = values[values > 0]
     if not len(known):
         return {1.0: "1", 10.0: "10"}
     first, last = int(np.floor(np.log10(known.min()))), int(np.ceil(np.log10(known.max())))
-    return {10.0**power: f"{10.0**power:,g}" for power in range(first, last + 1)}
+    steps = (1, 2, 5) if last - first <= 2 else (1,)
+    ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    return {tick: f"{tick:,g}" for tick in ticks if tick <= 10.0**last}
 
 
 def _three_digits(value: float) -> str:
