@@ -235,6 +235,7 @@ class Ledger:
             _gang_classes=max(1, len(self.gang_classes)),
             finished_gpu_s=services,
             memory=self.memory,
+            tenants=tuple(self.tenants) or ("",),
         )
 
     def digest(self, view: View) -> str:
