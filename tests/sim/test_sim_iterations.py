@@ -15,7 +15,6 @@ from thebes.model.cluster import Cluster, from_toml
 from thebes.perf.hkbu import PROFILES, Hkbu
 from thebes.policy.ada_srsf import MOST_JOBS_PER_GPU, AdaSrsf
 from thebes.sim.costs import Costs
-from thebes.sim.neighbours import MAX_SHARERS
 from workloads import effort
 
 EXACT = AdaSrsf(grain_s=0.0)
@@ -76,10 +75,14 @@ def test_two_jobs_on_one_gpu_take_turns_the_one_with_less_left_first() -> None:
 
 
 def test_a_task_is_not_interrupted_by_a_shorter_job() -> None:
-    # given VGG in the middle of its first iteration when a job with less to do arrives
-    result = play((0.0, 1, 5, "vgg16"), (0.03, 1, 1, "resnet50"), nodes=1, gpus=1)
-    # then that job begins when the iteration ends
-    assert finishes(result) == pytest.approx([5 * VGG_S + RESNET_S, VGG_S + RESNET_S])
+    # given VGG in the middle of its first forward task (36 ms) when a job with less to do arrives
+    jobs: tuple[Job, ...] = ((0.0, 1, 5, "vgg16"), (0.03, 1, 1, "resnet50"))
+    result = play(*jobs, nodes=1, gpus=1)
+    # then that job begins when the task ends, before VGG's backward one
+    assert finishes(result) == pytest.approx([5 * VGG_S + RESNET_S, 0.036 + RESNET_S])
+    # and when forward and backward are one task, at the end of the iteration
+    whole = play(*jobs, nodes=1, gpus=1, policy=replace(EXACT, forward_share=0.0))
+    assert finishes(whole) == pytest.approx([5 * VGG_S + RESNET_S, VGG_S + RESNET_S])
 
 
 # Two jobs over the same two nodes, one GPU each: ResNet (less service) computes first, then VGG, while ResNet talks.
@@ -146,9 +149,12 @@ def test_the_start_cost_is_overhead() -> None:
     assert result.jobs["useful_gpu_s"][0] == pytest.approx(20 * VGG_S)
 
 
-def test_no_more_jobs_share_a_gpu_than_the_world_can_tell_apart() -> None:
-    assert MOST_JOBS_PER_GPU == MAX_SHARERS
-    result = play(*[(0.0, 1, 2, "resnet50")] * 12, nodes=1, gpus=1, memory_gib=1000)
+def test_memory_alone_limits_the_papers_jobs_and_a_number_those_that_need_next_to_none() -> None:
+    # given 32 GiB, which hold eleven of the smallest of the paper's jobs
+    result = play(*[(0.0, 1, 2, "lstm-ptb")] * 20, nodes=1, gpus=1)
+    assert sum(delay == 0 for delay in result.jobs["queue_delay_s"]) == 11
+    # and memory for all
+    result = play(*[(0.0, 1, 2, "resnet50")] * 20, nodes=1, gpus=1, memory_gib=1000)
     assert sum(delay == 0 for delay in result.jobs["queue_delay_s"]) == MOST_JOBS_PER_GPU
 
 
@@ -185,6 +191,8 @@ POLICIES = [
     replace(EXACT, admission="srsf", n=1),
     replace(EXACT, admission="srsf", n=2),
     replace(EXACT, admission="srsf", n=3, a_ms=5.0),
+    replace(EXACT, forward_share=0.0),
+    replace(EXACT, forward_share=0.5),
 ]
 
 
@@ -252,6 +260,8 @@ class _Run:
     gpus: list[int] = field(default_factory=list)
     waiting_tasks: set[int] = field(default_factory=set)  # GPUs whose task has not begun
     running_tasks: dict[int, float] = field(default_factory=dict)  # GPU -> when it ends
+    parts_left: dict[int, list[float]] = field(default_factory=dict)  # GPU -> shares of the iteration's compute
+    served_s: float = 0.0  # in this iteration, by all workers
     asks: bool = False
     talks: bool = False
     latency_s: float = 0.0
@@ -268,7 +278,7 @@ class _Run:
 
     @property
     def service(self) -> tuple[float, int]:
-        return round(self.iterations * self.compute_s * self.workers, 9), self.row
+        return round(self.iterations * self.compute_s * self.workers - self.served_s, 6), self.row
 
 
 class Referee:
@@ -320,6 +330,9 @@ class Referee:
             for gpu in [gpu for gpu, end in job.running_tasks.items() if end <= self.now_s + 1e-9]:
                 del job.running_tasks[gpu]
                 self.runner[gpu] = None
+                job.served_s += job.parts_left[gpu].pop(0) * job.compute_s
+                if job.parts_left[gpu]:
+                    job.waiting_tasks.add(gpu)
                 if not job.running_tasks and not job.waiting_tasks:
                     if len(self.nodes_of(job)) > 1:
                         job.asks = True
@@ -339,14 +352,19 @@ class Referee:
                 chosen = min(ready, key=lambda job: job.service)
                 self.runner[gpu] = chosen
                 chosen.waiting_tasks.remove(gpu)
-                chosen.running_tasks[gpu] = self.now_s + chosen.compute_s
+                chosen.running_tasks[gpu] = self.now_s + chosen.parts_left[gpu][0] * chosen.compute_s
 
     def _next_iteration(self, job: _Run) -> None:
         job.iterations -= 1
         if job.iterations == 0:
             job.finish_s = self.now_s
         else:
-            job.waiting_tasks = set(job.gpus)
+            self._begin_iteration(job)
+
+    def _begin_iteration(self, job: _Run) -> None:
+        forward = self.policy.forward_share
+        job.waiting_tasks, job.served_s = set(job.gpus), 0.0
+        job.parts_left = {gpu: [forward, 1 - forward] if forward else [1.0] for gpu in job.gpus}
 
     def _admitted(self, job: _Run) -> bool:
         met = {other.row: other for node in self.nodes_of(job) for other in self.transfers_on(node)}
@@ -365,11 +383,11 @@ class Referee:
                 for gpu in self.gpus
                 if need_gib + sum(PROFILES[j.model].memory_mb / 1024 for j in self.on_gpu(gpu))
                 <= self.memory_gib + 1e-9
-                and len(self.on_gpu(gpu)) < MAX_SHARERS
+                and len(self.on_gpu(gpu)) < MOST_JOBS_PER_GPU
             ]
             if len(room) >= job.workers:
                 job.gpus = sorted(self._choose(job, room))
-                job.waiting_tasks = set(job.gpus)
+                self._begin_iteration(job)
 
     def load(self, gpu: int) -> float:
         return round(

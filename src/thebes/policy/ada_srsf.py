@@ -28,7 +28,7 @@ from thebes.policy.base import Policy
 ADA_DUAL = "ada-dual"
 SRSF = "srsf"
 ADMISSIONS = (ADA_DUAL, SRSF)
-MOST_JOBS_PER_GPU = 8
+MOST_JOBS_PER_GPU = 16  # beside memory, which ends at 11 of the paper's jobs on its GPUs
 _SLACK = 1e-9  # memory that adds up to exactly what a GPU has still fits
 
 
@@ -70,6 +70,9 @@ class AdaSrsf(Policy):
     a_ms: float = parameter(0.0, "latency of an all-reduce", low=0)
     b_ms_per_mb: float = parameter(0.856, "all-reduce time per MB without contention (10 GbE)")
     eta_ms_per_mb: float = parameter(0.235, "extra time per MB and further transfer on the link", low=0)
+    forward_share: float = parameter(
+        0.4, "of an iteration's compute: between forward and backward a GPU may turn to another job; 0: one task", low=0
+    )
     grain_s: float = parameter(
         60.0, "iterations are simulated in bundles of up to so many seconds, at least 100 per job; 0: one by one", low=0
     )
@@ -82,6 +85,11 @@ class AdaSrsf(Policy):
         self._at_least("a_ms", 0, "the paper's simulator has 0")
         self._at_least("eta_ms_per_mb", 0, "10 GbE has 0.235")
         self._at_least("grain_s", 0, "0 simulates every iteration")
+        if not 0.0 <= self.forward_share < 1.0:
+            raise UserError(
+                f"{self.name}: forward_share={self.forward_share:g} is no share of an iteration",
+                hint="0.4 is that of the paper's models; with 0 forward and backward are one task",
+            )
         if not (np.isfinite(self.b_ms_per_mb) and self.b_ms_per_mb > 0):
             raise UserError(
                 f"{self.name}: b_ms_per_mb={self.b_ms_per_mb:g} is no bandwidth", hint="10 GbE has 0.856 ms per MB"
@@ -195,7 +203,9 @@ def place_waiting(
             quota[job.tenant] -= job.width
             slots[job.first_slot : job.first_slot + job.width] = gpus_of(table, rows[at])
             _move_in(slots[job.first_slot : job.first_slot + job.width], job.memory_gib, memory_gib, sharers)
-            _add_load(slots[job.first_slot : job.first_slot + job.width], remaining_s[at], speed[at], load_s)
+            _add_load(
+                slots[job.first_slot : job.first_slot + job.width], float(remaining_s[at]), float(speed[at]), load_s
+            )
     open_gpus = 0
     for gpu in range(size):
         open_gpus += sharers[gpu] < MOST_JOBS_PER_GPU and m.gpus[gpu].owner != BLOCKED
@@ -218,13 +228,13 @@ def place_waiting(
                 fits = memory_gib[gpu] <= most_gib and sharers[gpu] < MOST_JOBS_PER_GPU
                 here = m.nodes[m.gpus[gpu].node].node_kind == kind and m.gpus[gpu].owner != BLOCKED
                 room[gpu] = fits and here
-            if choose(m, choice, kappa, seed, rows[at], job.gpus, load_s, room, gpus):
+            if choose(m, choice, kappa, seed, int(rows[at]), job.gpus, load_s, room, gpus):
                 fate[at] = HOLDS
                 break
         if fate[at] == HOLDS:
             quota[job.tenant] -= job.gpus
             _move_in(gpus, job.memory_gib, memory_gib, sharers)
-            _add_load(gpus, remaining_s[at], tier_speeds[at, tier_spanned(m, gpus)], load_s)
+            _add_load(gpus, float(remaining_s[at]), float(tier_speeds[at, tier_spanned(m, gpus)]), load_s)
             for gpu in gpus:
                 open_gpus -= sharers[gpu] == MOST_JOBS_PER_GPU
     return _drawn_up(table, slots, rows, fate, sharers)

@@ -1,13 +1,14 @@
 """The world at the grain of iterations: tasks that take turns on shared GPUs, and all-reduces that meet on the network.
 
-The model is that of Ada-SRSF (arXiv 2002.10105). A round of a job is one task per worker on that worker's GPU, forward
-and backward in one, then, if the job spans nodes, one all-reduce. A GPU runs one task at a time, to its end, of the job
-with the least remaining service. An all-reduce that is ready asks to be admitted; among k on its busiest node it
+The model is that of Ada-SRSF (arXiv 2002.10105). A round of a job is two tasks per worker on that worker's GPU, forward
+then backward, and, if the job spans nodes, one all-reduce. A GPU runs one task at a time, to its end, of the job with
+the least remaining service. An all-reduce that is ready asks to be admitted; among k on its busiest node it
 proceeds at 1 / (k + (k-1)*eta/b) of its pace alone, from the instant at which k changes. Everything happens at exact
 instants, in compiled code; the policy is asked in Python when jobs arrive or end, as in thebes.sim.loop.
 
-A round stands for one iteration, or for a bundle of n with n-fold compute and bytes (`grain_s`): turns on a GPU then
-change and transfers then meet only n iterations apart, which is all that the bundle approximates.
+A round stands for one iteration, or for a bundle of n with n-fold compute, as a single task, and n-fold bytes
+(`grain_s`): turns on a GPU then change and transfers then meet only n iterations apart, which is all that the bundle
+approximates.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from thebes.model.errors import UserError
 from thebes.model.jobs import FINISHED, HELD, NEVER, JobTable, gpus_of
 from thebes.model.machine import ZERO, Machine, nodes_spanned, tier_spanned
 from thebes.model.profiles import iteration_s, shape_of
-from thebes.policy.ada_srsf import AdaSrsf, cost_of_contention
+from thebes.policy.ada_srsf import MOST_JOBS_PER_GPU, AdaSrsf, cost_of_contention
 from thebes.sim.calendar import Calendar, next_event_s, schedule
 from thebes.sim.loop import ASK, DONE, LOG_FULL, Alive, Loop
-from thebes.sim.neighbours import MAX_SHARERS, NOBODY, move_in, move_out, place_in_table
+from thebes.sim.neighbours import NOBODY, move_in, move_out, place_in_table
 from thebes.sim.world import FINISH, START, World, most_events, record, step_timeline, submit
 
 LEAST_ROUNDS = 100.0  # no job is bundled into fewer rounds than this, unless it has fewer iterations
@@ -50,8 +51,10 @@ ROUND = np.dtype(
         ("left", np.float64),  # iterations that are not finished
         ("bundle", np.float64),  # iterations per round
         ("size", np.float64),  # iterations of the present round
-        ("tasks_left", np.int64),
-        ("service", np.float64),  # remaining work x GPUs at the beginning of the round: SRSF's order
+        ("forward", np.float64),  # share of the compute that is a task of its own
+        ("tasks_left", np.int64),  # workers that have not finished theirs
+        ("served_s", np.float64),  # GPU seconds of work that the tasks of this round have done
+        ("service", np.float64),  # what is left, in microseconds of a GPU: SRSF's order
         ("asked_s", np.float64),  # when the present all-reduce became ready
         ("fresh", np.bool_),  # it has not been refused yet
         ("latency_s", np.float64),  # what is left of the transfer: latency, then seconds alone
@@ -67,6 +70,7 @@ LAW = np.dtype(
         ("bound", np.float64),
         ("latency_s", np.float64),
         ("grain_s", np.float64),
+        ("forward", np.float64),
     ]
 )
 
@@ -77,9 +81,10 @@ class Iterations(NamedTuple):
     law: Records  # one record
     rounds: Records  # ROUND, per job
     task: NDArray[np.int64]  # per slot: READY, BUSY or DONE_TASK
-    began_s: NDArray[np.float64]  # per slot: when its task began
+    backward: NDArray[np.bool_]  # per slot: whether its task is the last of the round, else it is the forward one
+    due_s: NDArray[np.float64]  # per slot: when its task ends
     slot_row: NDArray[np.int64]  # per slot: whose it is
-    residents: NDArray[np.int64]  # [GPU, MAX_SHARERS]: slots of the jobs that sit there
+    residents: NDArray[np.int64]  # [GPU, MOST_JOBS_PER_GPU]: slots of the jobs that sit there, then NOBODY
     computing: NDArray[np.int64]  # per GPU: the job whose task it runs, or NOBODY
     since_s: NDArray[np.float64]  # per GPU: charged up to here
     look: NDArray[np.int64]  # GPUs that may have something to begin with
@@ -95,7 +100,7 @@ def iterations_for(world: World, policy: AdaSrsf) -> Iterations:
     jobs, gpus, nodes = len(world.table.jobs), len(world.machine.gpus), len(world.machine.nodes)
     law = np.recarray(1, dtype=LAW)
     law.eta_over_b, law.most_met, law.bound = policy.eta_over_b, policy.most_met, policy.bound
-    law.latency_s, law.grain_s = policy.a_ms / 1000.0, policy.grain_s
+    law.latency_s, law.grain_s, law.forward = policy.a_ms / 1000.0, policy.grain_s, policy.forward_share
     rounds = np.recarray(jobs, dtype=ROUND)
     rounds[:] = np.zeros(jobs, dtype=ROUND)
     slots = len(world.table.slots)
@@ -104,9 +109,10 @@ def iterations_for(world: World, policy: AdaSrsf) -> Iterations:
         law=plain(law),
         rounds=plain(rounds),
         task=np.full(slots, DONE_TASK, dtype=np.int64),
-        began_s=np.zeros(slots),
+        backward=np.ones(slots, dtype=np.bool_),
+        due_s=np.zeros(slots),
         slot_row=np.repeat(np.arange(jobs, dtype=np.int64), widths),
-        residents=np.full((gpus, MAX_SHARERS), NOBODY, dtype=np.int64),
+        residents=np.full((gpus, MOST_JOBS_PER_GPU), NOBODY, dtype=np.int64),
         computing=np.full(gpus, NOBODY, dtype=np.int64),
         since_s=np.zeros(gpus),
         look=np.zeros(gpus, dtype=np.int64),
@@ -132,6 +138,14 @@ def _at_once(now_s: float) -> float:
 
 
 @inner
+def _crowd(residents: NDArray[np.int64], gpu: int) -> int:
+    here = 0
+    while here < MOST_JOBS_PER_GPU and residents[gpu, here] != NOBODY:
+        here += 1
+    return here
+
+
+@inner
 def _charge_idle(
     jobs: Records,
     residents: NDArray[np.int64],
@@ -140,15 +154,12 @@ def _charge_idle(
     since_s: float,
     now_s: float,
 ) -> None:
-    here = 0
-    for at in range(MAX_SHARERS):
-        here += residents[gpu, at] != NOBODY
-    for at in range(MAX_SHARERS):
-        if residents[gpu, at] != NOBODY:
-            job = jobs[slot_row[residents[gpu, at]]]
-            starting_s = min(max(job.run_from_s - since_s, 0.0), now_s - since_s)
-            job.overhead_gpu_s += starting_s / here
-            job.useful_gpu_s += (now_s - since_s - starting_s) / here
+    here = _crowd(residents, gpu)
+    for at in range(here):
+        job = jobs[slot_row[residents[gpu, at]]]
+        starting_s = min(max(job.run_from_s - since_s, 0.0), now_s - since_s)
+        job.overhead_gpu_s += starting_s / here
+        job.useful_gpu_s += (now_s - since_s - starting_s) / here
 
 
 @inner
@@ -165,13 +176,22 @@ def _charge(w: World, it: Iterations, gpu: int) -> None:
 
 
 @inner
+def _service(job: Record, turn: Record) -> float:
+    """Whole microseconds, so that jobs with equally much left are told apart by their rows, not by rounding."""
+    return np.floor(1e6 * (job.left_s * job.width - turn.served_s) + 0.5)
+
+
+@inner
 def _begin_round(w: World, it: Iterations, row: int) -> None:
     job, turn = w.table.jobs[row], it.rounds[row]
     turn.size = turn.bundle if turn.left - turn.bundle > 1e-9 * turn.left else turn.left
     turn.stage = COMPUTING
-    turn.service = job.left_s * job.width
+    turn.served_s = 0.0
+    turn.service = _service(job, turn)
     turn.tasks_left = job.width
-    _make_ready(w.table.slots, it.task, it.computing, it.listed, it.look, it.count, job.first_slot, job.width)
+    first, last = job.first_slot, job.first_slot + job.width
+    it.backward[first:last] = turn.forward == 0.0
+    _make_ready(w.table.slots, it.task, it.computing, it.listed, it.look, it.count, first, last)
 
 
 @inner
@@ -183,16 +203,22 @@ def _make_ready(
     look: NDArray[np.int64],
     count: NDArray[np.int64],
     first: int,
-    width: int,
+    last: int,
 ) -> None:
     """A task for each worker; idle GPUs have to be looked at."""
-    for slot in range(first, first + width):
+    for slot in range(first, last):
         gpu = slots[slot]
         task[slot] = READY
         if computing[gpu] == NOBODY and not listed[gpu]:
             listed[gpu] = True
             look[count[N_LOOK]] = gpu
             count[N_LOOK] += 1
+
+
+@inner
+def _share(turn: Record, backward: bool) -> float:
+    """How much of the round's compute a task is."""
+    return 1.0 - turn.forward if backward else turn.forward
 
 
 @inner
@@ -204,9 +230,11 @@ def _begin_tasks(w: World, calendar: Calendar, it: Iterations) -> None:
         gpu = it.look[i]
         it.listed[gpu] = False
         best, best_row, least = NOBODY, NOBODY, NEVER
-        for at in range(MAX_SHARERS):
+        for at in range(MOST_JOBS_PER_GPU):
             slot = residents[gpu, at]
-            if slot != NOBODY and task[slot] == READY:
+            if slot == NOBODY:
+                break
+            if task[slot] == READY:
                 row = slot_row[slot]
                 mine = rounds[row].service
                 if best == NOBODY or mine < least or (mine == least and row < best_row):
@@ -218,35 +246,42 @@ def _begin_tasks(w: World, calendar: Calendar, it: Iterations) -> None:
         since_s[gpu] = now_s
         computing[gpu] = best_row
         task[best] = BUSY
-        it.began_s[best] = now_s
-        if jobs[best_row].event_s == NEVER:  # tasks that began earlier end earlier
-            schedule(calendar, best_row, now_s + rounds[best_row].size * rounds[best_row].task_s)
+        turn = rounds[best_row]
+        due_s = now_s + _share(turn, it.backward[best]) * turn.size * turn.task_s
+        it.due_s[best] = due_s
+        if due_s < jobs[best_row].event_s:
+            schedule(calendar, best_row, due_s)
     it.count[N_LOOK] = 0
 
 
 @inner
 def _end_tasks(w: World, calendar: Calendar, it: Iterations, row: int) -> None:
     job, turn, slots, now_s = w.table.jobs[row], it.rounds[row], w.table.slots, w.clock[0].now_s
-    task, began_s, computing, since_s = it.task, it.began_s, it.computing, it.since_s
+    task, backward, due_s, computing, since_s = it.task, it.backward, it.due_s, it.computing, it.since_s
     listed, look, count = it.listed, it.look, it.count
-    task_s, next_s, due_s = turn.size * turn.task_s, NEVER, _at_once(now_s)
+    next_s, at_once_s, work_s = NEVER, _at_once(now_s), turn.size * job.full_s
     for slot in range(job.first_slot, job.first_slot + job.width):
         if task[slot] != BUSY:
             continue
-        end_s = began_s[slot] + task_s
-        if end_s <= due_s:
+        if due_s[slot] <= at_once_s:
             gpu = slots[slot]
             job.useful_gpu_s += now_s - since_s[gpu]
             since_s[gpu] = now_s
             computing[gpu] = NOBODY
-            task[slot] = DONE_TASK
-            turn.tasks_left -= 1
+            turn.served_s += _share(turn, backward[slot]) * work_s
+            if backward[slot]:
+                task[slot] = DONE_TASK
+                turn.tasks_left -= 1
+            else:
+                task[slot] = READY
+                backward[slot] = True
             if not listed[gpu]:
                 listed[gpu] = True
                 look[count[N_LOOK]] = gpu
                 count[N_LOOK] += 1
         else:
-            next_s = min(next_s, end_s)
+            next_s = min(next_s, due_s[slot])
+    turn.service = _service(job, turn)
     if next_s < NEVER:
         schedule(calendar, row, next_s)
 
@@ -383,10 +418,7 @@ def _begin(w: World, calendar: Calendar, it: Iterations, row: int) -> None:
     gpus, turn = gpus_of(w.table, row), it.rounds[row]
     for i in range(gpus.size):
         _charge(w, it, gpus[i])
-        for at in range(MAX_SHARERS):
-            if it.residents[gpus[i], at] == NOBODY:
-                it.residents[gpus[i], at] = job.first_slot + i
-                break
+        it.residents[gpus[i], _crowd(it.residents, gpus[i])] = job.first_slot + i
     clock.busy_gpus += move_in(w.neighbours, m, w.table, row)
     job.waited_s += clock.now_s - job.since_s
     job.phase = HELD
@@ -409,6 +441,7 @@ def _begin(w: World, calendar: Calendar, it: Iterations, row: int) -> None:
     if abs(turn.left - np.round(turn.left)) < 1e-6:
         turn.left = np.round(turn.left)
     turn.bundle = max(1.0, np.floor(min(it.law[0].grain_s, turn.left * alone_s / LEAST_ROUNDS) / alone_s))
+    turn.forward = it.law[0].forward if turn.bundle == 1.0 else 0.0
     record(w, row, START, job.nodes)
     if job.run_from_s > clock.now_s or turn.left <= 0.0:
         turn.stage = STARTING
@@ -436,9 +469,12 @@ def _finish(w: World, it: Iterations, row: int) -> None:
     clock, job, gpus = w.clock[0], w.table.jobs[row], gpus_of(w.table, row)
     for i in range(gpus.size):
         _charge(w, it, gpus[i])
-        for at in range(MAX_SHARERS):
-            if it.residents[gpus[i], at] == job.first_slot + i:
-                it.residents[gpus[i], at] = NOBODY
+        here = it.residents[gpus[i]]
+        last = _crowd(it.residents, gpus[i]) - 1
+        for at in range(last):
+            if here[at] == job.first_slot + i:
+                here[at] = here[last]
+        here[last] = NOBODY
     clock.busy_gpus -= move_out(w.neighbours, w.machine, w.table, row)
     job.executed_s = clock.now_s - job.run_from_s
     job.age_s = job.executed_s
@@ -561,6 +597,8 @@ class IterationLoop(Loop):
         tenants: tuple[str, ...],
         tier_speeds: NDArray[np.float64],
     ) -> None:
+        room = np.full((cluster.total_gpus, MOST_JOBS_PER_GPU), NOBODY, dtype=np.int64)
+        world = world._replace(neighbours=world.neighbours._replace(occupants=room))
         super().__init__(world, cluster, policy, checks=checks, tenants=tenants, tier_speeds=tier_speeds)
         world.table.jobs["paced_s"] = NEVER  # what is left to do is written down at the end of every round
         self.iterations = iterations_for(world, policy)

@@ -121,7 +121,7 @@ def _rate_on_gpus(n: Neighbours, table: JobTable, row: int) -> float:
     job, worst = table.jobs[row], 1.0
     for gpu in gpus_of(table, row):
         rate = 1.0
-        for at in range(MAX_SHARERS):
+        for at in range(n.occupants.shape[1]):
             other = n.occupants[gpu, at]
             if other >= 0 and other != row:
                 rate *= n.gpu_rate[job.model, table.jobs[other].model]
@@ -184,7 +184,7 @@ def _touch_node(n: Neighbours, m: Machine, table: JobTable, node: int) -> None:
     first = m.nodes[node].first
     for gpu in range(first, first + m.nodes[node].gpus):
         if n.law[0].shares:
-            for at in range(MAX_SHARERS):
+            for at in range(n.occupants.shape[1]):
                 if n.occupants[gpu, at] >= 0:
                     touch(n, table.jobs, n.occupants[gpu, at])
         elif m.gpus[gpu].owner >= 0:
@@ -253,7 +253,7 @@ def move_in(n: Neighbours, m: Machine, table: JobTable, row: int) -> int:
     fresh, gpus = 0, gpus_of(table, row)
     for i in range(gpus.size):
         gpu = gpus[i]
-        for at in range(MAX_SHARERS):
+        for at in range(n.occupants.shape[1]):
             if n.occupants[gpu, at] == NOBODY:
                 n.occupants[gpu, at] = row
                 break
@@ -269,7 +269,7 @@ def move_out(n: Neighbours, m: Machine, table: JobTable, row: int) -> int:
     freed, gpus = 0, gpus_of(table, row)
     for i in range(gpus.size):
         gpu, heir = gpus[i], NOBODY
-        for at in range(MAX_SHARERS):
+        for at in range(n.occupants.shape[1]):
             if n.occupants[gpu, at] == row:
                 n.occupants[gpu, at] = NOBODY
             elif n.occupants[gpu, at] != NOBODY:

@@ -125,7 +125,9 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
         from thebes.sim.compat import run_compat
 
         return run_compat(trace, cluster, policy, options.placement.name, options.limit)
+    unused: tuple[str, ...] = ()
     if isinstance(policy, AdaSrsf):  # it places several jobs on a GPU, which no other placement knows how to do
+        unused = _unused_by(policy, options)
         options = dataclasses.replace(options, placement=default_placement(policy))
     work = prepare(
         trace,
@@ -165,7 +167,29 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
         world = _run_loop(simulation, policy, options, progress)
     wall_seconds = time.perf_counter() - began
     _refuse_unfinished(world, work, policy, options)
-    return _result(trace, cluster, policy, options, work, world, wall_seconds)
+    return _result(trace, cluster, policy, options, work, world, wall_seconds, unused)
+
+
+def _unused_by(policy: AdaSrsf, options: Options) -> tuple[str, ...]:
+    """Notes on settings that were made, but that a policy with its own placement and network has no use for."""
+    notes: list[str] = []
+    own = default_placement(policy)
+    if options.placement not in (own, type(own)()):
+        notes.append(
+            f"{policy.name} does not use placement {options.placement.name}: it places several jobs on a GPU, by its "
+            f"own parameters {policy.name}.placement={policy.placement} and {policy.name}.kappa={policy.kappa}"
+        )
+    if options.contention != Contention():
+        notes.append(
+            f"{policy.name} does not use the contention settings: its transfers meet by its own law "
+            f"({policy.name}.b_ms_per_mb, {policy.name}.eta_ms_per_mb)"
+        )
+    if options.interference != Interference():
+        notes.append(
+            f"{policy.name} does not use the interference settings: jobs on one GPU take turns, task by task, and "
+            "do not slow each other down otherwise"
+        )
+    return tuple(notes)
 
 
 def _run_fast(world: World, policy: PriorityPolicy, options: Options, progress: Progress | None) -> World:
@@ -245,12 +269,19 @@ def _refuse_unfinished(world: World, work: Workload, policy: Policy, options: Op
 
 
 def _result(
-    trace: Trace, cluster: Cluster, policy: Policy, options: Options, work: Workload, world: World, wall_seconds: float
+    trace: Trace,
+    cluster: Cluster,
+    policy: Policy,
+    options: Options,
+    work: Workload,
+    world: World,
+    wall_seconds: float,
+    unused: tuple[str, ...],
 ) -> Result:
     jobs, clock = _jobs_frame(work, world), world.clock.view(np.recarray)[0]
     jobs = jobs.with_columns(pl.Series("rho", rho_of(jobs, cluster.total_gpus)).fill_nan(None))
     timeline = pl.DataFrame({name: world.timeline[name][: clock.steps].copy() for name in world.timeline.dtype.names})
-    notes = (*trace.notes, *work.notes)
+    notes = (*trace.notes, *work.notes, *unused)
     metrics = summarise(
         policy=policy.label,
         placement=options.placement.name,
