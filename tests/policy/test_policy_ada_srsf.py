@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from thebes import Trace, UserError, simulate
 from thebes.model.cluster import from_short_form
 from thebes.model.machine import machine_of, occupy
+from thebes.perf.interference import Interference
 from thebes.placement import Lwf
 from thebes.placement.strategies import place
 from thebes.policy import find, registry
@@ -188,6 +190,7 @@ def test_the_baselines_are_policies_by_name() -> None:
         ({"grain_s": -1.0}, "grain_s=-1 must be at least 0"),
         ({"a_ms": float("nan")}, "a_ms=nan must be at least 0"),
         ({"b_ms_per_mb": 0.0}, "b_ms_per_mb=0 is no bandwidth"),
+        ({"forward_share": 1.0}, "forward_share=1 is no share of an iteration"),
         ({"placement": "lfw"}, "placement=lfw is unknown"),
         ({"admission": "dual"}, "admission=dual is unknown"),
     ],
@@ -208,7 +211,7 @@ def test_bad_settings_are_refused_from_the_command_line_too() -> None:
 
 # Orderings on the paper's workload (spec 3.5 and 5.2), means over several seeds.
 
-SEEDS = range(6)
+SEEDS = range(20)
 MEANS: dict[str, float] = {}
 
 
@@ -219,6 +222,7 @@ def mean_of(**settings: Any) -> float:
     return MEANS[key]
 
 
+@pytest.mark.slow
 def test_placements_come_out_in_the_papers_order() -> None:
     lwf = {kappa: mean_of(kappa=kappa) for kappa in (1, 2, 4, 32)}
     first_fit, random = mean_of(placement="first-fit"), mean_of(placement="random")
@@ -229,14 +233,45 @@ def test_placements_come_out_in_the_papers_order() -> None:
     assert first_fit / lwf[1] > 1.59
 
 
+@pytest.mark.slow
 def test_accepting_more_contention_is_worse() -> None:
     assert mean_of(admission="srsf", n=1) < mean_of(admission="srsf", n=2) < mean_of(admission="srsf", n=3)
     assert mean_of() < mean_of(admission="srsf", n=2)
 
 
-def test_ada_dual_and_no_contention_at_all_are_within_some_per_cent() -> None:
-    """The paper has Ada 20 % below SRSF(1). Not so here: docs/reproduction.md says why."""
-    assert mean_of() == pytest.approx(mean_of(admission="srsf", n=1), rel=0.1)
+@pytest.mark.slow
+def test_ada_dual_gains_next_to_nothing_over_no_contention_at_all() -> None:
+    """The paper has Ada 20 % below SRSF(1); here the two differ by less than the seeds do.
+
+    In the authors' released simulator, asking a transfer for its remaining bytes also advances it, and only AdaDUAL
+    asks: with nothing but that corrected, their own code has Ada 2.5 % above SRSF(1) (ten seeds; 31 % below as
+    released).
+    """
+    ada, alone = (jcts_of(AdaSrsf(grain_s=0.0, **s)) for s in ({}, {"admission": "srsf", "n": 1}))
+    differences = ada / alone - 1
+    assert abs(differences.mean()) < differences.std(ddof=1)
+    # and each is the better one on some seeds
+    assert differences.min() < 0 < differences.max()
+
+
+def jcts_of(policy: AdaSrsf) -> NDArray[np.float64]:
+    return np.array([played(policy, seed).jobs["jct_s"].to_numpy().mean() for seed in SEEDS])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"placement": "count"}, "does not use placement count"),
+        ({"contention": True}, "does not use the contention settings"),
+        ({"interference": Interference(gpu="gavel")}, "does not use the interference settings"),
+    ],
+)
+def test_settings_without_effect_are_told(settings: dict[str, Any], words: str) -> None:
+    trace = trace_of((0, 1, 5))
+    result = simulate(trace, "1x2", "srsf-2", **settings)
+    assert [note for note in result.notes if words in note and note.startswith("srsf-2 ")]
+    # and what nobody set is not told
+    assert not [note for note in simulate(trace, "1x2", AdaSrsf(kappa=2)).notes if "does not use" in note]
 
 
 def test_the_workload_is_the_papers() -> None:

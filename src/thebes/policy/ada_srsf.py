@@ -74,7 +74,9 @@ class AdaSrsf(Policy):
         0.4, "of an iteration's compute: between forward and backward a GPU may turn to another job; 0: one task", low=0
     )
     grain_s: float = parameter(
-        60.0, "iterations are simulated in bundles of up to so many seconds, at least 100 per job; 0: one by one", low=0
+        300.0,
+        "iterations are simulated in bundles of up to so many seconds, at least 100 per job; 0: one by one",
+        low=0,
     )
 
     def __post_init__(self) -> None:
@@ -210,6 +212,7 @@ def place_waiting(
     for gpu in range(size):
         open_gpus += sharers[gpu] < MOST_JOBS_PER_GPU and m.gpus[gpu].owner != BLOCKED
     room = np.zeros(size, dtype=np.bool_)
+    refused, refusals = np.empty(order.size, dtype=np.int64), 0  # who wants no less than one of these has no chance
     for at in order:
         job = jobs[rows[at]]
         if open_gpus == 0:
@@ -218,6 +221,13 @@ def place_waiting(
             continue
         if quota[job.tenant] < job.gpus:
             fate[at] = OVER_QUOTA
+            continue
+        hopeless = False
+        for i in range(refusals):
+            less = jobs[refused[i]]
+            wants_no_less = job.gpus >= less.gpus and job.memory_gib >= less.memory_gib
+            hopeless = hopeless or (wants_no_less and job.kinds == less.kinds)
+        if hopeless:
             continue
         gpus = slots[job.first_slot : job.first_slot + job.gpus]
         for kind in range(m.kinds.size):
@@ -231,6 +241,9 @@ def place_waiting(
             if choose(m, choice, kappa, seed, int(rows[at]), job.gpus, load_s, room, gpus):
                 fate[at] = HOLDS
                 break
+        if fate[at] == NO_GPUS:
+            refused[refusals] = rows[at]
+            refusals += 1
         if fate[at] == HOLDS:
             quota[job.tenant] -= job.gpus
             _move_in(gpus, job.memory_gib, memory_gib, sharers)

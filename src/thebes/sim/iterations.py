@@ -56,7 +56,7 @@ ROUND = np.dtype(
         ("served_s", np.float64),  # GPU seconds of work that the tasks of this round have done
         ("service", np.float64),  # what is left, in microseconds of a GPU: SRSF's order
         ("asked_s", np.float64),  # when the present all-reduce became ready
-        ("fresh", np.bool_),  # it has not been refused yet
+        ("obstacle", np.int64),  # the node for whose transfers it was refused; NOBODY: it has not been yet
         ("latency_s", np.float64),  # what is left of the transfer: latency, then seconds alone
         ("rest_s", np.float64),
         ("settled_s", np.float64),  # the instant for which these two hold
@@ -92,6 +92,7 @@ class Iterations(NamedTuple):
     asking: NDArray[np.int64]  # rows of the jobs whose all-reduce waits, by (service, row)
     active: NDArray[np.int64]  # rows of the jobs that transfer
     node_active: NDArray[np.int64]  # per node: transfers
+    node_ended: NDArray[np.bool_]  # per node: whether a transfer has ended since the last admissions
     node_rows: NDArray[np.int64]  # per node: the sum of their rows: the row, if there is one
     count: NDArray[np.int64]
 
@@ -120,6 +121,7 @@ def iterations_for(world: World, policy: AdaSrsf) -> Iterations:
         asking=np.zeros(jobs, dtype=np.int64),
         active=np.zeros(jobs, dtype=np.int64),
         node_active=np.zeros(nodes, dtype=np.int64),
+        node_ended=np.zeros(nodes, dtype=np.bool_),
         node_rows=np.zeros(nodes, dtype=np.int64),
         count=np.zeros(6, dtype=np.int64),
     )
@@ -298,6 +300,7 @@ def _join_network(w: World, it: Iterations, row: int, sign: int) -> None:
             last = node
             it.node_active[node] += sign
             it.node_rows[node] += sign * row
+            it.node_ended[node] |= sign < 0
     it.count[CHANGED] = 1
 
 
@@ -306,7 +309,7 @@ def _ask_to_talk(w: World, it: Iterations, row: int) -> None:
     turn, at = it.rounds[row], it.count[N_ASKING]
     turn.stage = ASKS
     turn.asked_s = w.clock[0].now_s
-    turn.fresh = True
+    turn.obstacle = NOBODY
     while at > 0:
         before = it.asking[at - 1]
         least = it.rounds[before].service
@@ -327,30 +330,30 @@ def _rest_s(it: Iterations, turn: Record, now_s: float) -> float:
 
 
 @inner
-def _admits(w: World, it: Iterations, row: int) -> bool:
-    """AdaDUAL, or SRSF(n): whether this all-reduce may start beside the transfers on its nodes."""
+def _obstacle(w: World, it: Iterations, row: int) -> int:
+    """AdaDUAL, or SRSF(n): the node whose transfers this all-reduce may not meet, or NOBODY."""
     law, m, last = it.law[0], w.machine, NOBODY
     for gpu in gpus_of(w.table, row):
         node = m.gpus[gpu].node
         if node != last:
             last = node
             if it.node_active[node] > law.most_met:
-                return False
+                return node
     if law.bound == np.inf:
-        return True
+        return NOBODY
     size_s = it.rounds[row].size * it.rounds[row].wire_s
     for gpu in gpus_of(w.table, row):
         node = m.gpus[gpu].node
         if it.node_active[node] == 1:
             met = it.rounds[it.node_rows[node]]
             if size_s > law.bound * _rest_s(it, met, w.clock[0].now_s):
-                return False
-    return True
+                return node
+    return NOBODY
 
 
 @inner
 def _admit(w: World, it: Iterations) -> None:
-    """Those who ask, in order of remaining service. Who was refused is refused until a transfer has ended.
+    """Those who ask, in order of remaining service. Who was refused is refused until a transfer has ended on that node.
 
     For until then the transfers in its way only get shorter, and more may come.
     """
@@ -358,7 +361,9 @@ def _admit(w: World, it: Iterations) -> None:
     for i in range(count[N_ASKING]):
         row = it.asking[i]
         turn = it.rounds[row]
-        if (turn.fresh or count[ENDED] == 1) and _admits(w, it, row):
+        if turn.obstacle == NOBODY or it.node_ended[turn.obstacle]:
+            turn.obstacle = _obstacle(w, it, row)
+        if turn.obstacle == NOBODY:
             turn.stage = TALKS
             turn.latency_s = turn.size * it.law[0].latency_s
             turn.rest_s = turn.size * turn.wire_s
@@ -370,8 +375,9 @@ def _admit(w: World, it: Iterations) -> None:
         else:
             it.asking[kept] = row
             kept += 1
-        turn.fresh = False
     count[N_ASKING] = kept
+    if count[ENDED] == 1:
+        it.node_ended[:] = False
     count[ENDED] = 0
     count[N_FRESH] = 0
 
