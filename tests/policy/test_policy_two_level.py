@@ -19,6 +19,7 @@ from thebes.model.view import DURATIONS
 from thebes.policy import find, registry
 from thebes.policy.fair_share import decayed_usage
 from thebes.policy.two_level import ALONE, TwoLevel
+from thebes.policy.two_level_auction import Standing, rho, worst_off
 from thebes.sim.costs import FREE_OF_COST
 from workloads import effort, finishes, mixed_cluster, story, trace_of, workloads
 
@@ -372,6 +373,42 @@ def test_who_has_used_less_borrows_first() -> None:
     )  # fmt: skip
     assert holdings(trace, "1x3", TwoLevel(lease_s=1000.0))[100.0] == [1, 2, 0]
     assert holdings(trace, "1x3", TwoLevel(lease_s=1000.0, decay_half_life_s=0.0))[100.0] == [2, 1, 0]
+
+
+# --- finish-time fairness between organisations -----------------------------------------------------------------------
+
+
+def test_rho_of_an_organisation_by_hand() -> None:
+    """Two jobs of 4 GPUs and 100 s, submitted 50 s ago, on a quota of 4: 200 s there, 50 + 800/4 or 50 + 800/8 here."""
+    now = Standing(np.array([50.0]), np.array([800.0]), np.array([200.0]))
+    assert rho(now, 0, np.array([4.0, 8.0, 0.0]), wait_s=600.0).tolist() == [1.25, 0.75, (50 + 600 + 800) / 200]
+
+
+def test_the_offer_goes_to_the_worst_off() -> None:
+    rhos = np.array([1.0, 3.0, 2.0, 0.5, 4.0])
+    assert worst_off(rhos, 0.8).tolist() == [4]
+    assert worst_off(rhos, 0.5).tolist() == [4, 1, 2]
+    assert worst_off(rhos, 0.0).tolist() == [4, 1, 2, 0, 3]
+    assert worst_off(rhos, 1.0).tolist() == [4]
+
+
+def test_idle_gpus_go_to_the_organisation_that_is_worst_off() -> None:
+    """Given c away, its GPU is lent to b, whose jobs have waited, and not to a, whose work is new and long."""
+    trace = trace_of(
+        (0, 1, 300), (0, 1, 300), (0, 1, 300), (90, 1, 500), (90, 1, 500), (900, 1, 1),
+        vc=["b", "b", "b", "a", "a", "c"],
+    )  # fmt: skip
+    seen = holdings(trace, "1x3", TwoLevel(outer="themis", lease_s=1000.0))
+    assert seen[0.0] == [3, 0, 0]
+    assert seen[90.0] == [2, 1, 0]
+    assert TwoLevel(outer="themis").needs == {DURATIONS}
+
+
+@given(trace=shared_workloads(most_gpus=4, most_jobs=12), f=st.sampled_from([0.0, 0.5, 0.8, 1.0]))
+@effort(15)
+def test_themis_between_organisations_keeps_to_the_leases(trace: Trace, f: float) -> None:
+    policy = two_level("tiresias-l", outer="themis", f=f)
+    assert watch(trace, mixed_cluster(), policy, keeps_to_its_lease, costs=FREE_OF_COST).metrics["completed"]
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------

@@ -247,13 +247,14 @@ class TwoLevel(Policy):
         allotment = allotted(account)
         stays = np.minimum(in_use, allotment.lease)
         wish = wishes(jobs, rows, allotment, stays, capacity, shares.quota, terms.lease_s)
-        account = with_savings(account, wish, terms.lease_s)
-        turned = with_next_turn(account, wish, rows, view.jobs.gpus, stays, capacity, terms.lease_s)
-        if turned is not account:
-            account, allotment = turned, allotted(turned)
+        before = with_savings(account, wish, terms.lease_s)
+        turned = account = with_next_turn(before, wish, rows, view.jobs.gpus, stays, capacity, terms.lease_s)
+        if turned is not before:
+            allotment = allotted(turned)
         answered = self._ask(view, past, allotment, in_use, user, kind_of)
         held = _held(jobs["tenant"][answered.rows], answered, kind_of, in_use.shape)
-        wish = wishes(jobs, rows, allotment, held, capacity, shares.quota, terms.lease_s)
+        if turned is not before or not np.array_equal(held, stays):
+            wish = wishes(jobs, rows, allotment, held, capacity, shares.quota, terms.lease_s)
         account, wake_s = settled(account, allotment, wish, held, shares.quota, terms)
         asked_for = jobs["gpus"][answered.rows]
         return Decision(
@@ -315,9 +316,10 @@ class TwoLevel(Policy):
             wake_s[i], memories[i] = decision.wake_s, decision.memory
             answer = _cut_to_lease(view, rows[positions], decision, lease, own | handed, kind_of)
             answers.append((positions, answer))
-            used = np.zeros(len(user), dtype=np.bool_)
-            used[answer.gpus] = True
-            return_now(pool, own | handed, used)
+            if len(answers) < len(asked):
+                used = np.zeros(len(user), dtype=np.bool_)
+                used[answer.gpus] = True
+                return_now(pool, own | handed, used)
         stands = present & leased_any
         stands[asked] = False
         return _merged(view, past, stands, answers, allotment.lease, wake_s, tuple(memories))
