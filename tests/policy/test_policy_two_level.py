@@ -255,6 +255,19 @@ def test_without_lending_everybody_keeps_to_the_quota() -> None:
     assert max(held[0] for held in seen.values()) == 4
 
 
+def test_the_split_can_be_between_those_who_are_there() -> None:
+    """Given four organisations, of which two are there, each of them is promised half of the cluster, not a quarter."""
+    trace = trace_of((0, 1, 9), (0, 1, 9), (50, 1, 9), (50, 1, 9), vc=list("abcd"))
+    quotas: dict[str, list[float]] = {}
+    for split in ("all", "active"):
+
+        def look(view: View, decision: Decision, split: str = split) -> None:
+            quotas.setdefault(split, decision.memory.ground.shares.quota[:, 0].tolist())
+
+        watch(trace, "1x8", TwoLevel(split=split), look)
+    assert quotas == {"all": [2.0, 2.0, 2.0, 2.0], "active": [4.0, 4.0, 0.0, 0.0]}
+
+
 def test_who_has_nothing_on_lease_is_told_so() -> None:
     fates: list[list[int]] = []
     trace = trace_of((0, 2, 10), (1, 2, 10), vc=["a", "b"])
@@ -427,6 +440,7 @@ def test_themis_between_organisations_keeps_to_the_leases(trace: Trace, f: float
         ({"quotas": "a=1,d=2"}, "two-level: quotas name 'd', which no job is of\nvalid names: a, b"),
         ({"weights": "aa=1"}, "two-level: weights name 'aa', which no job is of\ndid you mean 'a'?"),
         ({"quotas": "a=5,b=4"}, "two-level: the quotas add up to 9 GPUs, the cluster has 8\nquotas are guaranteed"),
+        ({"split": "al"}, "two-level: split=al is unknown\ndid you mean 'all'?"),
         ({"outer": "themes"}, "two-level: outer=themes is unknown\ndid you mean 'themis'?"),
         ({"inner": "tiresias"}, "unknown policy 'tiresias'\ndid you mean 'tiresias-l'?"),
         ({"inner": "two-level"}, "two-level: two-level cannot run inside an organisation\ninner is any other policy"),

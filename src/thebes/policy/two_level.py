@@ -39,15 +39,17 @@ from thebes.policy.leases import Allotment, Shares, fence_now, hand_now, return_
 from thebes.policy.two_level_auction import auction_urgency
 
 OUTER = ("fair-share", "themis")
+SPLITS = ("active", "all")
 # Not inside: what runs only in a simulator of its own (ada-srsf and its baselines: iteration by iteration), and itself.
 ALONE = ("tiresias-compat", "ada-srsf", "srsf-1", "srsf-2", "srsf-3", "two-level")
 
 
 class Ground(NamedTuple):
-    """What follows from the cluster and the organisations alone."""
+    """What follows from the cluster and from which organisations there are."""
 
     tenants: tuple[str, ...]
     capacity: NDArray[np.int64]  # GPUs per kind
+    sharing: NDArray[np.bool_]  # per organisation: whether it has a part in the split
     shares: Shares
 
 
@@ -118,6 +120,9 @@ class TwoLevel(Policy):
         0.8, "outer=themis: idle GPUs are offered to the 1-f of organisations with the worst rho first", low=0, high=1
     )
     quotas: str = parameter("", "guaranteed GPUs, as vcA=64,vcB=32; the others share the rest by weight")
+    split: str = parameter(
+        "all", "between whom that rest is split: all organisations, or those that have jobs at the time (active)"
+    )
     weights: str = parameter("", "weights, as vcA=2,vcB=1; 1 where nothing is said")
     decay_half_life_s: float = parameter(
         604800.0, "usage counts half as much after this many seconds; 0: no memory, inf: never forgets", low=0
@@ -134,6 +139,8 @@ class TwoLevel(Policy):
     def __post_init__(self) -> None:
         if self.outer not in OUTER:
             raise UserError(f"two-level: outer={self.outer} is unknown", hint=nearest(self.outer, OUTER))
+        if self.split not in SPLITS:
+            raise UserError(f"two-level: split={self.split} is unknown", hint=nearest(self.split, SPLITS))
         quotas, weights = _named_numbers(self.quotas, "quotas"), _named_numbers(self.weights, "weights")
         for name, quota in quotas.items():
             if quota < 0:
@@ -193,11 +200,13 @@ class TwoLevel(Policy):
         """Quotas as told; organisations without one share what is left of the cluster by weight."""
         capacity = view.machine.kinds["total"].astype(np.int64)
         organisations = max(len(view.quotas), len(view.tenants))
+        sharing = np.full(organisations, self.split == "all")
+        sharing[view.jobs.tenant] = True
         if (
             past is not None
             and past.ground.tenants == view.tenants
-            and len(past.ground.shares.weight) == organisations
             and np.array_equal(past.ground.capacity, capacity)
+            and np.array_equal(past.ground.sharing, sharing)
         ):
             return past.ground
         names = [*view.tenants, *("" for _ in range(organisations - len(view.tenants)))]
@@ -205,9 +214,9 @@ class TwoLevel(Policy):
         total = max(1, view.cluster.total_gpus)
         told = np.array([self._quotas.get(name, -1.0) for name in names])
         rest = max(0.0, total - float(told[told >= 0].sum()))
-        by_weight = rest * weight / max(1e-300, float(weight[told < 0].sum()))
-        quota = np.where(told >= 0, told, by_weight)
-        return Ground(view.tenants, capacity, Shares(quota[:, None] / total * capacity[None, :], weight))
+        parts = np.where(sharing & (told < 0), weight, 0.0)
+        quota = np.where(told >= 0, told, rest * parts / max(1e-300, float(parts.sum())))
+        return Ground(view.tenants, capacity, sharing, Shares(quota[:, None] / total * capacity[None, :], weight))
 
     @property
     def _terms(self) -> Terms:
@@ -216,15 +225,18 @@ class TwoLevel(Policy):
     def _account(self, view: View, past: Past | None, shares: Shares) -> Account:
         if past is None:
             return opened(len(shares.weight), view.now_s)
-        account = widened(past.account, len(shares.weight))
+        organisations = len(shares.weight)
+        account, quota = widened(past.account, organisations), shares.quota
+        if len(past.ground.shares.quota) == organisations:
+            quota = past.ground.shares.quota  # in force until now
         # Policies are not asked while nobody is there: then nothing was held since the last job finished.
         jobs = view._table.jobs  # pyright: ignore[reportPrivateUsage]
         if len(past.rows) and (jobs["phase"][past.rows] != HELD).all():
             idle_from_s = float(jobs["finish_s"][past.rows].max())
             if account.at_s < idle_from_s < view.now_s:
-                account = charged(account, idle_from_s, shares.quota, self.decay_half_life_s)
+                account = charged(account, idle_from_s, quota, self.decay_half_life_s)
                 account = account._replace(held=np.zeros_like(account.held))
-        return charged(account, view.now_s, shares.quota, self.decay_half_life_s)
+        return charged(account, view.now_s, quota, self.decay_half_life_s)
 
     def decide(self, view: View) -> Decision:
         past = view.memory if isinstance(view.memory, Past) else None
