@@ -227,6 +227,7 @@ def test_only_oracles_and_gittins_declare_anything() -> None:
         "tiresias-compat": {DURATIONS, DISTRIBUTION},
         "themis": {DURATIONS, PROFILES},
         "ftf": {DURATIONS, PROFILES},
+        **{name: {DURATIONS, PROFILES} for name in ("ada-srsf", "srsf-1", "srsf-2", "srsf-3")},
     }
     assert set().union(*declared.values()) <= set(NEEDS)
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import thebes
+import thebes.policy.dally
 from thebes.model.cluster import NodeKind, uniform
 from thebes.model.decision import HOLDS, NOT_CHOSEN, Decision
 from thebes.model.errors import UserError
@@ -324,3 +325,66 @@ def test_work_lost_in_a_kill_is_what_was_done_since_the_last_checkpoint_whatever
     kept = 50 + 20 * 0.5 + 10
     assert finishes(result) == pytest.approx([110 + 200 - kept, 70])
     assert result.jobs["lost_gpu_s"][0] == pytest.approx(20)
+
+
+# -- what a review found ----------------------------------------------------------------------------------------------
+
+
+def test_no_more_jobs_sit_on_a_gpu_than_the_world_can_tell_apart() -> None:
+    trace = trace_of(*[(0, 1, 10)] * 17, model=["alexnet"] * 17)
+    cluster = uniform("roomy", 1, 1, NodeKind(1, gpu_memory_gib=1000.0))
+    with pytest.raises(UserError, match="puts more than 16 jobs on one GPU"):
+        puppet_run(trace, [[Wanted((0,), 1 / 17)]] * 17, cluster=cluster)  # type: ignore[arg-type]
+
+
+def test_the_delays_of_several_partners_add_up() -> None:
+    """Given three equal jobs that keep a GPU busy: together they get as far as by turns, not worse."""
+    trace = trace_of(*[(0, 1, 100)] * 3)
+    cluster = uniform("roomy", 1, 1, NodeKind(1, gpu_memory_gib=1000.0))
+    result = puppet_run(trace, [[Wanted((0,), 1 / 3)]] * 3, cluster=cluster)  # type: ignore[arg-type]
+    assert finishes(result) == pytest.approx([300.0] * 3)
+
+
+def test_a_share_that_changes_while_a_job_is_restored_is_charged_as_it_was() -> None:
+    """Given 100 s to start and a partner from 40 s on, the first 40 s of the start count whole, the rest half."""
+    trace = trace_of((0, 1, 100), (40, 1, 100))
+    plan = [[Wanted((0,)), Wanted((0,), 0.5, 40)], [Wanted((0,), 0.5)]]
+    result = puppet_run(trace, plan, cluster="1x1", costs=Costs(start_s=100))
+    assert result.jobs["overhead_gpu_s"].to_list() == pytest.approx([40 + 0.5 * 60, 0.5 * 100])
+
+
+def test_a_partner_on_the_gpu_is_no_neighbour_on_the_node_as_well() -> None:
+    """Given two equal jobs on one GPU and a third beside them, all three lose by the same rules."""
+    trace = trace_of((0, 1, 100), (0, 1, 100), (0, 1, 100))
+    plan = [[Wanted((0,), 0.5)], [Wanted((0,), 0.5)], [Wanted((1,))]]
+    result = puppet_run(trace, plan, cluster="1x2", interference=Interference(node_loss=0.5))
+    together = 0.95 / 1.9 * 0.5  # a partner on the GPU, a neighbour on the node
+    alone = 0.5 * 0.5  # two neighbours
+    assert together == alone
+    assert finishes(result) == pytest.approx([100 / together] * 3)
+
+
+def test_work_that_a_kill_undid_is_no_progress() -> None:
+    seen: list[float] = []
+
+    class Watching(Puppet):
+        def decide(self, view: View) -> Decision:
+            seen.append(float(view.jobs.progress_s[0]))
+            return super().decide(view)
+
+    plan = {0: [Wanted((0,)), Wanted((), from_s=50), Wanted((0,), from_s=60)]}
+    costs = Costs(mechanism="kill", resume_s=0, checkpoint_every_s=40)
+    thebes.simulate(trace_of((0, 1, 100)), "1x1", Watching(plan=plan), costs=costs, perf="ideal")
+    assert seen == pytest.approx([0, 50, 40])
+
+
+def test_switching_for_ever_is_noticed_and_told() -> None:
+    trace = trace_of(*[(0, 1, 10_000)] * 5)
+    with pytest.raises(UserError, match="no work gets done any more under dally") as error:
+        thebes.simulate(trace, "1x2", thebes.policy.dally.Dally(lease_s=30.0))
+    assert "longer than it takes to suspend and resume" in (error.value.hint or "")
+
+
+def test_an_organisation_keeps_its_name_even_if_it_is_the_only_one() -> None:
+    result = thebes.simulate(trace_of((0, 1, 10), vc=["lab"]), "1x2", "fifo")
+    assert result.jobs["tenant"].to_list() == ["lab"]

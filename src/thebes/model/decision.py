@@ -117,11 +117,13 @@ FAULTS = (
     "starts a job beyond its tenant's quota",
     "gives a share that is not above 0 and at most 1",
     "gives the jobs on a GPU more memory than it has",
+    "puts more than 16 jobs on one GPU",
 )
 SOUND, TWICE, NOT_WHOLE, NOT_ALIVE, NO_SUCH_GPU, WRONG_KIND, NOT_SORTED, NOT_TO_BE_HAD, BEYOND_QUOTA, BAD_SHARE = range(
     10
 )
-NO_MEMORY = 10
+NO_MEMORY, CROWDED = 10, 11
+MAX_SHARERS = 16  # jobs on one GPU
 _OVER = 1.0 + 1e-9  # three thirds are a whole GPU
 
 
@@ -143,10 +145,11 @@ class Workspace(NamedTuple):
 
     given: NDArray[np.float64]  # shares handed out
     memory_gib: NDArray[np.float64]
+    jobs: NDArray[np.int64]
 
 
 def workspace_for(m: Machine) -> Workspace:
-    return Workspace(np.zeros(len(m.gpus)), np.zeros(len(m.gpus)))
+    return Workspace(np.zeros(len(m.gpus)), np.zeros(len(m.gpus)), np.zeros(len(m.gpus), dtype=np.int64))
 
 
 def fault_in(table: JobTable, m: Machine, decision: Decision, room: Workspace) -> tuple[int, int]:
@@ -164,9 +167,10 @@ def faults(
     gpus: NDArray[np.int64],
     room: Workspace,
 ) -> tuple[int, int]:
-    given, memory_gib = room
+    given, memory_gib, there = room
     given[:] = 0.0
     memory_gib[:] = 0.0
+    there[:] = 0
     at = 0
     for i in range(rows.size):
         row = rows[i]
@@ -188,8 +192,12 @@ def faults(
             given[gpu] += share
             if given[gpu] > _OVER:
                 return TWICE, row
+            there[gpu] += 1
+            if there[gpu] > MAX_SHARERS:
+                return CROWDED, row
             memory_gib[gpu] += job.memory_gib
-            if given[gpu] > share and memory_gib[gpu] > m.kinds[m.nodes[m.gpus[gpu].node].node_kind].memory_gib:
+            has_gib = m.kinds[m.nodes[m.gpus[gpu].node].node_kind].memory_gib
+            if there[gpu] > 1 and memory_gib[gpu] > has_gib * _OVER:
                 return NO_MEMORY, row  # alone, whatever the user asked for is the user's business
             if m.gpus[gpu].owner == BLOCKED:
                 return NOT_TO_BE_HAD, row

@@ -56,6 +56,7 @@ JOB = np.dtype(
         ("finish_s", np.float64),  # when it ends if left alone; when it ended
         ("speed", np.float64),  # work done per running second, since `paced_s`
         ("paced_s", np.float64),  # when that speed began: with the run, or when a neighbour came or went
+        ("booked_s", np.float64),  # up to when idle and overhead time of this hold are in the account
         ("talk_share", np.float64),  # of each running second, at that speed: communication that compute does not hide
         ("touched", np.bool_),  # its speed has to be looked at again before this instant is over
         ("tier", np.int64),

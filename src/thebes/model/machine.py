@@ -16,6 +16,7 @@ from thebes.model.cluster import Cluster
 from thebes.model.compiled import Records, compiled, inner, plain
 
 FREE = -1
+UNKNOWN_GPU_MEMORY_GIB = 32.0  # matters only where jobs share a GPU
 BLOCKED = -2  # of a node that is down or drained: nobody's, and not to be had
 # Typed constants: Numba would compile a function anew for each literal that it is called with.
 ZERO: Any = np.int64(0)
@@ -70,7 +71,7 @@ def machine_of(cluster: Cluster) -> Machine:
     kinds = np.recarray(len(cluster.kinds), dtype=KIND)
     kinds.gpus_per_node = [kind.gpus for kind in cluster.kinds]
     kinds.total, kinds.free = cluster.kind_gpus, 0
-    kinds.memory_gib = [kind.gpu_memory_gib or np.inf for kind in cluster.kinds]
+    kinds.memory_gib = [kind.gpu_memory_gib or UNKNOWN_GPU_MEMORY_GIB for kind in cluster.kinds]
     machine = Machine(
         nodes=plain(nodes),
         gpus=plain(gpus),

@@ -30,6 +30,7 @@ class _Reach:
     node_gpus: int
     rack_gpus: int
     kind_gpus: int
+    rack_nodes: int
     nodes: int
 
     def nodes_in(self, gpus: int, tier: int) -> int:
@@ -40,7 +41,7 @@ class _Reach:
         if tier < TIER_RACK or gpus == 1:
             return 1
         needed = max(2, -(-gpus // self.node_gpus))
-        return needed if needed <= self.nodes else 0
+        return needed if needed <= (self.rack_nodes if tier == TIER_RACK else self.nodes) else 0
 
 
 def _reaches(cluster: Cluster) -> list[_Reach]:
@@ -48,8 +49,10 @@ def _reaches(cluster: Cluster) -> list[_Reach]:
     for kind, spec in enumerate(cluster.kinds):
         here = cluster.node_kind == kind
         rack_gpus = np.bincount(cluster.node_rack[here], weights=cluster.node_gpus[here]).max()
+        rack_nodes = int(np.bincount(cluster.node_rack[here]).max())
         largest = max(spec.groups or (spec.gpus,))
-        reaches.append(_Reach(largest, spec.gpus, int(rack_gpus), int(cluster.kind_gpus[kind]), int(here.sum())))
+        kind_gpus, nodes = int(cluster.kind_gpus[kind]), int(here.sum())
+        reaches.append(_Reach(largest, spec.gpus, int(rack_gpus), kind_gpus, rack_nodes, nodes))
     return reaches
 
 

@@ -188,6 +188,13 @@ class TwoLevel(Policy):
                 f"two-level: the quotas add up to {promised:g} GPUs, the cluster has {cluster.total_gpus}",
                 hint="quotas are guaranteed: lower some, and let borrow=yes do the rest",
             )
+        rest = promised < cluster.total_gpus
+        for name in tenants:
+            if not self.borrow and (self._quotas.get(name, float(rest)) == 0.0):
+                raise UserError(
+                    f"two-level: '{name}' has a quota of 0 GPUs and may not borrow: its jobs would never run",
+                    hint="give it a quota, or let organisations use what others leave idle: borrow=yes",
+                )
         self._inside.check(cluster, tenants)
 
     @property

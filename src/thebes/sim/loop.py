@@ -27,6 +27,7 @@ from thebes.sim.world import (
     World,
     arrive,
     begin,
+    charge_beginning,
     checkpoint_every_s,
     depart,
     finish,
@@ -115,6 +116,7 @@ def carry_out(
             job = jobs[rows[i]]
             if job.phase == HELD and job.share != shares[i]:
                 charge_pace(job, now_s, checkpoint_every_s(w))
+                charge_beginning(w, rows[i])
                 touch(w.neighbours, jobs, rows[i])
             job.share = shares[i]
     for i in migrated:

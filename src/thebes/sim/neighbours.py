@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.compiled import Record, Records, inner
+from thebes.model.decision import MAX_SHARERS
 from thebes.model.jobs import HELD, JobTable, gpus_of, paced_for_s
 from thebes.model.machine import FREE, Machine, occupy, release
 from thebes.model.profiles import TIER_CLUSTER, Profiles, iteration_s, profile_row, shape_of
 
-MAX_SHARERS = 8
 NOBODY = -1
 
 
@@ -89,43 +89,72 @@ def slowdown(law: Record, k: float) -> float:
 
 
 @inner
+def _sits_at(n: Neighbours, m: Machine, gpu: int, row: int) -> bool:
+    if not n.law[0].shares:
+        return m.gpus[gpu].owner == row
+    for at in range(MAX_SHARERS):  # noqa: SIM110 - Numba compiles no generators
+        if n.occupants[gpu, at] == row:
+            return True
+    return False
+
+
+@inner
+def _met_before(n: Neighbours, m: Machine, first: int, until: int, other: int) -> bool:
+    """Whether a job sits on one of these GPUs: the GPUs of one job need not lie together on a node."""
+    for gpu in range(first, until):  # noqa: SIM110 - Numba compiles no generators
+        if _sits_at(n, m, gpu, other):
+            return True
+    return False
+
+
+@inner
 def _rate_on_nodes(n: Neighbours, m: Machine, table: JobTable, row: int) -> float:
-    """What the neighbours on the worst of its nodes leave of its speed."""
+    """What the neighbours on the worst of its nodes leave of its speed; who shares its GPUs is not counted again."""
     job, worst, last = table.jobs[row], 1.0, NOBODY
+    places = MAX_SHARERS if n.law[0].shares else 1
     for gpu in gpus_of(table, row):
         node = m.gpus[gpu].node
         if node == last:
             continue
         last = node
-        rate, before = 1.0, NOBODY
-        first = m.nodes[node].first
+        rate, first = 1.0, m.nodes[node].first
         for other_gpu in range(first, first + m.nodes[node].gpus):
-            other = m.gpus[other_gpu].owner
-            # GPUs of one job need not lie together on a node: a job seen before is not counted twice.
-            if other >= 0 and other != row and other != before and table.jobs[other].phase == HELD:
-                seen = False
-                for earlier in range(first, other_gpu):
-                    if m.gpus[earlier].owner == other:
-                        seen = True
-                        break
-                if not seen:
+            if _sits_at(n, m, other_gpu, row):
+                continue
+            for at in range(places):
+                other = n.occupants[other_gpu, at] if n.law[0].shares else m.gpus[other_gpu].owner
+                if other < 0 or table.jobs[other].phase != HELD or _shares_a_gpu(n, table, row, other):
+                    continue
+                if not _met_before(n, m, first, other_gpu, other):
                     rate *= n.node_rate[job.model, table.jobs[other].model]
-            before = other
         worst = min(worst, rate)
     return worst
 
 
 @inner
+def _shares_a_gpu(n: Neighbours, table: JobTable, row: int, other: int) -> bool:
+    if n.law[0].shares:
+        for gpu in gpus_of(table, row):
+            for at in range(MAX_SHARERS):
+                if n.occupants[gpu, at] == other:
+                    return True
+    return False
+
+
+@inner
 def _rate_on_gpus(n: Neighbours, table: JobTable, row: int) -> float:
-    """What the partners on the worst of its GPUs leave of its speed."""
+    """What the partners on the worst of its GPUs leave of its speed.
+
+    What each of them costs is measured for pairs; the delays of several add up, as they do when jobs take turns.
+    """
     job, worst = table.jobs[row], 1.0
     for gpu in gpus_of(table, row):
-        rate = 1.0
-        for at in range(n.occupants.shape[1]):
+        slow = 1.0
+        for at in range(MAX_SHARERS):
             other = n.occupants[gpu, at]
             if other >= 0 and other != row:
-                rate *= n.gpu_rate[job.model, table.jobs[other].model]
-        worst = min(worst, rate)
+                slow += 1.0 / n.gpu_rate[job.model, table.jobs[other].model] - 1.0
+        worst = min(worst, 1.0 / slow)
     return worst
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
 from thebes.model.compiled import Records, plain
+from thebes.model.decision import MAX_SHARERS
 from thebes.model.errors import UserError, nearest
 from thebes.model.jobs import JOB, NEVER, JobTable, without_quotas
 from thebes.model.machine import machine_of
@@ -27,7 +28,7 @@ from thebes.perf.profiles import JobProfiles, profiles_for
 from thebes.placement import Placement
 from thebes.placement.strategies import SKEW, max_gang
 from thebes.sim.costs import Costs
-from thebes.sim.neighbours import MAX_SHARERS, NOBODY, Neighbours
+from thebes.sim.neighbours import NOBODY, Neighbours
 from thebes.sim.world import CLOCK, EVENT, OBSERVATION, STEP, World
 
 TIMELINE_ROOM = 1 << 16
@@ -123,12 +124,15 @@ def _models(
 def _tenants(jobs: pl.DataFrame) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Organisations: the virtual clusters of the trace, or else its users, or everybody together."""
     for column in ("vc", "user"):
-        if column in jobs.columns and jobs[column].n_unique() > 1:
+        if column in jobs.columns and jobs[column].drop_nulls().n_unique() > 1:
             named = jobs[column].fill_null("")
             names = tuple(named.unique(maintain_order=True).to_list())
             number = {name: at for at, name in enumerate(names)}
             return names, np.array([number[name] for name in named.to_list()], dtype=np.int64)
-    return ("",), np.zeros(len(jobs), dtype=np.int64)
+    for column in ("vc", "user"):  # one organisation: it keeps its name
+        if column in jobs.columns and jobs[column].drop_nulls().len():
+            return (jobs[column].drop_nulls()[0],), np.zeros(len(jobs), dtype=np.int64)
+    return ("everybody",), np.zeros(len(jobs), dtype=np.int64)
 
 
 def _elastic(

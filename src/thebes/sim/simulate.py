@@ -14,7 +14,7 @@ import polars as pl
 
 from thebes.model.cluster import Cluster
 from thebes.model.errors import UserError
-from thebes.model.jobs import FINISHED, NEVER
+from thebes.model.jobs import FINISHED, HELD, NEVER
 from thebes.model.parameters import parameters_of, show_value
 from thebes.model.trace import Trace
 from thebes.perf import SpeedModel, Tiers
@@ -228,27 +228,38 @@ def _run_loop(simulation: loop.Loop, policy: Policy, options: Options, progress:
 
 
 class _Livelock:
-    """Notices that jobs are killed again and again before their first checkpoint, so that no work is ever kept."""
+    """Notices that nothing gets done any more: jobs are killed before a checkpoint, or switched before they run."""
 
-    PATIENCE = 100  # looks without any progress
+    PATIENCE = 20  # looks without any progress
 
     def __init__(self, options: Options) -> None:
-        self.possible = options.costs.mechanism == "kill"
+        self.kills = options.costs.mechanism == "kill"
         self.least_left_s = np.inf
         self.looks = 0
 
     def look(self, world: World, policy: Policy) -> None:
-        if not self.possible:
-            return
-        left_s = float(world.table.jobs["left_s"].sum())
+        left_s = _work_left_s(world)
         self.looks = 0 if left_s < self.least_left_s else self.looks + 1
         self.least_left_s = min(self.least_left_s, left_s)
-        if self.looks > self.PATIENCE:
+        if self.looks <= self.PATIENCE:
+            return
+        when = f"under {policy.label} (at {world.clock['now_s'][0]:g} s)"
+        if self.kills:
             raise UserError(
-                f"no work is kept any more under {policy.label} (at {world.clock['now_s'][0]:g} s): jobs are killed "
-                "before they reach a checkpoint",
+                f"no work is kept any more {when}: jobs are killed before they reach a checkpoint",
                 hint="make cost.checkpoint_every_s shorter, or use cost.mechanism=checkpoint",
             )
+        raise UserError(
+            f"no work gets done any more {when}: jobs are suspended before they have begun to run",
+            hint="leases, rounds and turns must last longer than it takes to suspend and resume a job (cost.*)",
+        )
+
+
+def _work_left_s(world: World) -> float:
+    """Work that all jobs together still have to do."""
+    jobs = world.table.jobs
+    ran_s = np.where(jobs["phase"] == HELD, np.maximum(world.clock["now_s"][0] - jobs["paced_s"], 0.0), 0.0)
+    return float((jobs["left_s"] - ran_s * jobs["speed"]).sum())
 
 
 def _progress_of(world: World) -> tuple[int, int, float]:

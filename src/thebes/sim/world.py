@@ -170,6 +170,7 @@ def hold(w: World, row: int) -> None:
     job.since_s = now_s
     job.ready_s = max(gpus_clear_s, job.saved_s)
     job.run_from_s = job.ready_s + cost_s
+    job.booked_s = now_s
     job.paced_s = job.run_from_s
     job.kept_left_s = job.left_s
     job.tier = tier_spanned(w.machine, gpus)
@@ -232,13 +233,23 @@ def settle_neighbours(w: World) -> int:
 
 
 @inner
-def _charge_hold(w: World, row: int) -> float:
-    """Close the account of this hold; returns the seconds it ran."""
+def charge_beginning(w: World, row: int) -> None:
+    """Book idle and overhead time of this hold, from where it was booked last up to now, at the present share."""
     now_s, job = w.clock[0].now_s, w.table.jobs[row]
     idle_until_s = min(now_s, job.ready_s)
     for gpu in gpus_of(w.table, row):  # the last owner pays until its state is written
-        job.idle_gpu_s += job.share * max(0.0, idle_until_s - max(job.since_s, w.machine.gpus[gpu].clear_s))
-    job.overhead_gpu_s += job.width * job.share * max(0.0, min(now_s, job.run_from_s) - job.ready_s)
+        clear_s = max(job.booked_s, w.machine.gpus[gpu].clear_s)
+        job.idle_gpu_s += job.share * max(0.0, idle_until_s - clear_s)
+    restored_s = min(now_s, job.run_from_s) - max(job.ready_s, job.booked_s)
+    job.overhead_gpu_s += job.width * job.share * max(0.0, restored_s)
+    job.booked_s = now_s
+
+
+@inner
+def _charge_hold(w: World, row: int) -> float:
+    """Close the account of this hold; returns the seconds it ran."""
+    now_s, job = w.clock[0].now_s, w.table.jobs[row]
+    charge_beginning(w, row)
     ran_s = running_s(job, now_s)
     charge_pace(job, now_s, checkpoint_every_s(w))
     go(w.neighbours, w.machine, w.table, row)
@@ -288,6 +299,7 @@ def _vacate(w: World, row: int) -> None:
         lost_gpu_s = job.width * job.share * (ran_s - kept_s)
         job.useful_gpu_s -= lost_gpu_s
         job.lost_gpu_s += lost_gpu_s
+        job.progress_s -= job.kept_left_s - job.left_s
         job.left_s = job.kept_left_s
     job.overhead_gpu_s += job.width * job.share * suspend_s
     for gpu in gpus_of(w.table, row):
