@@ -112,6 +112,13 @@ def test_a_setting_can_need_what_a_live_cluster_does_not_have() -> None:
         live_policy(config(policy="dally", policy_settings=["skip_costly_waits=yes"]))
 
 
+@pytest.mark.parametrize(("policy", "settings"), [("gandiva", []), ("two-level", ["inner=gandiva"])])
+def test_policies_that_share_gpus_by_themselves_cannot_run_live(policy: str, settings: list[str]) -> None:
+    with pytest.raises(UserError, match=f"policy {policy} shares GPUs by itself") as told:
+        live_policy(config(policy=policy, policy_settings=settings))
+    assert "thebes up --packing" in told.value.hint
+
+
 def test_settings_reach_policy_and_placement() -> None:
     chosen = config(
         policy="tiresias-l", policy_settings=["promote_knob=3", "placement.pack_limit=0.5"], placement="skew"

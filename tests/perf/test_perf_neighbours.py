@@ -213,3 +213,8 @@ def test_unknown_words_are_refused() -> None:
         Interference(gpu="gave")
     with pytest.raises(UserError, match=r"unknown interference.gpu_type 'H100'"):
         Interference(gpu_type="H100")
+
+
+def test_an_overlap_that_is_unknown_is_refused() -> None:
+    with pytest.raises(UserError, match=r"unknown contention.overlap 'ful'\ndid you mean 'full'\?"):
+        Contention(overlap="ful")

@@ -440,6 +440,8 @@ def test_themis_between_organisations_keeps_to_the_leases(trace: Trace, f: float
         ({"quotas": "a=1,d=2"}, "two-level: quotas name 'd', which no job is of\nvalid names: a, b"),
         ({"weights": "aa=1"}, "two-level: weights name 'aa', which no job is of\ndid you mean 'a'?"),
         ({"quotas": "a=5,b=4"}, "two-level: the quotas add up to 9 GPUs, the cluster has 8\nquotas are guaranteed"),
+        ({"quotas": "a=8", "borrow": "no"}, "two-level: 'b' has a quota of 0 GPUs and may not borrow: its jobs would"),
+        ({"quotas": "a=4,b=0", "borrow": "no"}, "two-level: 'b' has a quota of 0 GPUs and may not borrow"),
         ({"split": "al"}, "two-level: split=al is unknown\ndid you mean 'all'?"),
         ({"outer": "themes"}, "two-level: outer=themes is unknown\ndid you mean 'themis'?"),
         ({"inner": "tiresias"}, "unknown policy 'tiresias'\ndid you mean 'tiresias-l'?"),
