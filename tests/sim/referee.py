@@ -17,7 +17,7 @@ from thebes.model.cluster import Cluster
 from thebes.model.decision import Decision
 from thebes.model.trace import Trace
 from thebes.model.view import View
-from thebes.perf import SpeedModel
+from thebes.perf import SpeedModel, Tiers
 from thebes.perf.models import catalogue
 from thebes.policy.base import Policy
 from thebes.sim.costs import Costs
@@ -134,7 +134,7 @@ def _best_tier(cluster: Cluster, gpus: int, gpu_type: str | None) -> int:
 def replay(trace: Trace, cluster: Cluster, record: list[Recorded], costs: Costs, perf: SpeedModel) -> Replay:
     """Go through the decisions, hold by hold."""
     free, saves = costs.mechanism == "free", costs.mechanism == "checkpoint"
-    speeds = perf.speeds()
+    speeds = (perf.balanced, perf.skewed) if isinstance(perf, Tiers) else ((1.0,) * 4, (1.0,) * 4)
     types = trace.jobs["gpu_type"].to_list()
     jobs = []
     for row in trace.jobs.iter_rows(named=True):

@@ -37,7 +37,7 @@ def test_fractions_of_a_gpu_are_rounded_up_with_a_note() -> None:
 def test_a_trace_without_models_gets_them_by_seed() -> None:
     trace = trace_of((0, 1, 10), (0, 1, 10), model=[None, None])
     result = simulate(trace, "1x8", "fifo", seed=5)
-    assert result.notes == ("the trace names no models: assigned by seed 5 from 9 CNNs",)
+    assert result.notes == ("the trace names no models: assigned by seed 5 from 9 known ones",)
     assert None not in result.jobs["model"].to_list()
 
 
