@@ -164,8 +164,9 @@ def replay(trace: Trace, cluster: Cluster, record: list[Recorded], costs: Costs,
                 cost_s = costs.resume_s + costs.resume_s_per_gib * job.state_gib
             if moved:
                 transfer_s = costs.migrate_s + costs.migrate_s_per_gib * job.state_gib
-        row_of_speeds = speeds[1 if job.skewed else 0]
-        speed = row_of_speeds[_tier(cluster, gpus)] / row_of_speeds[_best_tier(cluster, job.gpus, types[row])]
+        # Compute and communication of one iteration, added up: rounded as there, so that ties fall as they do there.
+        seconds = [1.0 + (1.0 / speed - 1.0) for speed in speeds[1 if job.skewed else 0]]
+        speed = seconds[_best_tier(cluster, job.gpus, types[row])] / seconds[_tier(cluster, gpus)]
         run_from_s = ready_s + cost_s
         holds[row] = Hold(
             gpus,
