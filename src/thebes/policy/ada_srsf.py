@@ -75,7 +75,7 @@ class AdaSrsf(Policy):
     )
     grain_s: float = parameter(
         300.0,
-        "iterations are simulated in bundles of up to so many seconds, at least 100 per job; 0: one by one",
+        "iterations are simulated in bundles of up to so many seconds, at least 40 per job; 0: one by one",
         low=0,
     )
 

@@ -31,7 +31,7 @@ from thebes.sim.loop import ASK, DONE, LOG_FULL, Alive, Loop
 from thebes.sim.neighbours import NOBODY, move_in, move_out, place_in_table
 from thebes.sim.world import FINISH, START, World, most_events, record, step_timeline, submit
 
-LEAST_ROUNDS = 100.0  # no job is bundled into fewer rounds than this, unless it has fewer iterations
+LEAST_ROUNDS = 40.0  # no job is bundled into fewer rounds than this, unless it has fewer iterations
 SAME_S = 1e-9  # events closer together than this, or than rounding can tell apart, happen at one instant
 STRETCH = 200_000  # events between two looks at the clock on the wall
 PAUSED = 3
