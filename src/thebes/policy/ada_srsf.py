@@ -74,7 +74,7 @@ class AdaSrsf(Policy):
         0.4, "of an iteration's compute: between forward and backward a GPU may turn to another job; 0: one task", low=0
     )
     grain_s: float = parameter(
-        300.0,
+        900.0,
         "iterations are simulated in bundles of up to so many seconds, at least 40 per job; 0: one by one",
         low=0,
     )
