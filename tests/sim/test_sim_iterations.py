@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from thebes import Result, Trace, UserError, simulate
 from thebes.model.cluster import Cluster, from_toml
+from thebes.model.decision import MAX_SHARERS
 from thebes.perf.hkbu import PROFILES, Hkbu
-from thebes.policy.ada_srsf import MOST_JOBS_PER_GPU, AdaSrsf
+from thebes.policy.ada_srsf import AdaSrsf
 from thebes.sim.costs import Costs
 from workloads import effort
 
@@ -155,7 +156,7 @@ def test_memory_alone_limits_the_papers_jobs_and_a_number_those_that_need_next_t
     assert sum(delay == 0 for delay in result.jobs["queue_delay_s"]) == 11
     # and memory for all
     result = play(*[(0.0, 1, 2, "resnet50")] * 20, nodes=1, gpus=1, memory_gib=1000)
-    assert sum(delay == 0 for delay in result.jobs["queue_delay_s"]) == MOST_JOBS_PER_GPU
+    assert sum(delay == 0 for delay in result.jobs["queue_delay_s"]) == MAX_SHARERS
 
 
 def test_traces_with_other_speed_models_run_at_the_profiles_pace_when_alone() -> None:
@@ -383,7 +384,7 @@ class Referee:
                 for gpu in self.gpus
                 if need_gib + sum(PROFILES[j.model].memory_mb / 1024 for j in self.on_gpu(gpu))
                 <= self.memory_gib + 1e-9
-                and len(self.on_gpu(gpu)) < MOST_JOBS_PER_GPU
+                and len(self.on_gpu(gpu)) < MAX_SHARERS
             ]
             if len(room) >= job.workers:
                 job.gpus = sorted(self._choose(job, room))

@@ -102,7 +102,10 @@ class Actions:
     start: NDArray[np.int64]  # from waiting: a first start or a resume
     migrate: NDArray[np.int64]  # to other GPUs, or to another number of them
     offset: NDArray[np.int64]  # where each row of `decision.rows` has its GPUs in `decision.gpus`
+    counts: NDArray[np.int64]  # and how many they are
 
+
+MAX_SHARERS = 16  # jobs on one GPU
 
 # What `faults` can find; the texts say which promise a policy broke.
 FAULTS = (
@@ -117,13 +120,12 @@ FAULTS = (
     "starts a job beyond its tenant's quota",
     "gives a share that is not above 0 and at most 1",
     "gives the jobs on a GPU more memory than it has",
-    "puts more than 16 jobs on one GPU",
+    f"puts more than {MAX_SHARERS} jobs on one GPU",
 )
 SOUND, TWICE, NOT_WHOLE, NOT_ALIVE, NO_SUCH_GPU, WRONG_KIND, NOT_SORTED, NOT_TO_BE_HAD, BEYOND_QUOTA, BAD_SHARE = range(
     10
 )
 NO_MEMORY, CROWDED = 10, 11
-MAX_SHARERS = 16  # jobs on one GPU
 _OVER = 1.0 + 1e-9  # three thirds are a whole GPU
 
 
@@ -219,7 +221,8 @@ def faults(
 
 def diff(table: JobTable, alive: NDArray[np.int64], decision: Decision) -> Actions:
     """The actions that lead from what is to what is wanted."""
-    return Actions(*_compare(table, alive, decision.rows, counts_of(table, decision), decision.gpus))
+    counts = counts_of(table, decision)
+    return Actions(*_compare(table, alive, decision.rows, counts, decision.gpus), counts)
 
 
 @compiled

@@ -35,7 +35,6 @@ JOB = np.dtype(
         ("utilisation", np.float64),  # share of a GPU's time that it computes when alone
         ("profile", np.int64),  # first row of its profiles (see thebes.model.profiles)
         ("full_s", np.float64),  # the iteration that counts as speed 1, on the GPUs it asked for
-        ("model_class", np.int64),
         ("best_tier", np.int64),  # the narrowest network it could be placed in, on an idle cluster
         ("min_nodes", np.int64),
         ("want_nodes", np.int64),  # spread evenly over exactly so many nodes; 0: as the placement likes

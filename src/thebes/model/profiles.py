@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import inner
+from thebes.model.compiled import compiled, inner
 
 # Shapes of one profile, in this order: 0 one group, 1 one node, then for n = 2, 3, … nodes: in one rack, across racks.
 GROUP_SHAPE, NODE_SHAPE = 0, 1
@@ -31,7 +31,7 @@ class Profiles(NamedTuple):
     gamma: NDArray[np.float64]  # one cell: how well communication hides behind compute, 1 not at all
 
 
-@inner
+@compiled
 def shape_of(nodes: int, tier: int) -> int:
     """The shape of a placement on so many nodes that spans this tier."""
     if nodes <= 1:

@@ -22,6 +22,7 @@ from thebes.perf.measured import gavel_name
 from thebes.perf.models import Model, known_names
 
 SOURCES = ("utilisation", "gavel")
+GPU_TYPES = ("K80", "P100", "V100")  # on which Gavel measured
 LANGUAGE = "LM "  # Gavel's LSTM language models
 # Two jobs that do not fit into a GPU's memory together page for ever: they crawl, so that whoever packed them notices.
 PAGING_RATE = 0.05
@@ -71,13 +72,13 @@ class Interference:
     def __post_init__(self) -> None:
         if self.gpu not in SOURCES:
             raise UserError(f"unknown interference.gpu '{self.gpu}'", hint=nearest(self.gpu, SOURCES))
-        if self.gpu_type not in gavel_pairs():
-            raise UserError(
-                f"unknown interference.gpu_type '{self.gpu_type}'", hint=nearest(self.gpu_type, gavel_pairs())
-            )
+        if self.gpu_type not in GPU_TYPES:
+            raise UserError(f"unknown interference.gpu_type '{self.gpu_type}'", hint=nearest(self.gpu_type, GPU_TYPES))
 
     def node_rates(self, models: list[Model | None]) -> NDArray[np.float64]:
         """[mine, neighbour's] -> the part of its speed that a job keeps beside one neighbour on its node."""
+        if self.lm_loss == 0.0:  # the table of pairs, which says who is a language model, need not be read
+            return np.full((len(models), len(models)), 1.0 - self.node_loss)
         language = np.array([stand_in(model).startswith(LANGUAGE) for model in models])
         both = language[:, None] & language[None, :]
         return (1.0 - self.node_loss) * np.where(both, 1.0 - self.lm_loss, 1.0)

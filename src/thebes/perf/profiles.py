@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.cluster import TIERS, Cluster
-from thebes.model.profiles import TIER_CLUSTER, TIER_RACK, Profiles, shape_table
+from thebes.model.profiles import GROUP_SHAPE, TIER_RACK, Profiles, shape_of, shape_table
 from thebes.perf.base import SpeedModel, Times
 
 
@@ -135,8 +135,7 @@ def _references(
             nodes = reaches[kind].nodes_in(gpus, tier)
             if nodes == 0:
                 continue
-            shape = min(tier, 1) if nodes == 1 else 2 * (nodes - 1) + (tier == TIER_CLUSTER)
-            shape = 0 if gpus == 1 else shape
+            shape = GROUP_SHAPE if gpus == 1 else shape_of(nodes, tier)
             tier_s[tier] = min(tier_s[tier], seconds[shape])
             best = shape if best is None else best
         if best is not None:

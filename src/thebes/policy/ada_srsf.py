@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.compiled import compiled, entry, inner
-from thebes.model.decision import HOLDS, NO_GPUS, OVER_QUOTA, Decision
+from thebes.model.decision import HOLDS, MAX_SHARERS, NO_GPUS, OVER_QUOTA, Decision
 from thebes.model.errors import UserError, nearest
 from thebes.model.jobs import HELD, JobTable, gpus_of
 from thebes.model.machine import BLOCKED, Machine, tier_spanned
@@ -28,7 +28,6 @@ from thebes.policy.base import Policy
 ADA_DUAL = "ada-dual"
 SRSF = "srsf"
 ADMISSIONS = (ADA_DUAL, SRSF)
-MOST_JOBS_PER_GPU = 16  # beside memory, which ends at 11 of the paper's jobs on its GPUs
 _SLACK = 1e-9  # memory that adds up to exactly what a GPU has still fits
 
 
@@ -158,24 +157,22 @@ class Srsf1(AdaSrsf):
 
 
 @dataclass(frozen=True)
-class Srsf2(AdaSrsf):
+class Srsf2(Srsf1):
     """SRSF(2): as Ada-SRSF, but any two transfers may meet on a node. An oracle."""
 
     name: ClassVar[str] = "srsf-2"
     paper: ClassVar[str] = "baseline of Ada-SRSF (arXiv 2002.10105): two-way contention is accepted"
 
-    admission: str = parameter(SRSF, "of all-reduces: ada-dual, or srsf with n")
     n: int = parameter(2, "srsf: so many transfers may meet on a node", low=1)
 
 
 @dataclass(frozen=True)
-class Srsf3(AdaSrsf):
+class Srsf3(Srsf1):
     """SRSF(3): as Ada-SRSF, but any three transfers may meet on a node. An oracle."""
 
     name: ClassVar[str] = "srsf-3"
     paper: ClassVar[str] = "baseline of Ada-SRSF (arXiv 2002.10105): three-way contention is accepted"
 
-    admission: str = parameter(SRSF, "of all-reduces: ada-dual, or srsf with n")
     n: int = parameter(3, "srsf: so many transfers may meet on a node", low=1)
 
 
@@ -210,7 +207,7 @@ def place_waiting(
             )
     open_gpus = 0
     for gpu in range(size):
-        open_gpus += sharers[gpu] < MOST_JOBS_PER_GPU and m.gpus[gpu].owner != BLOCKED
+        open_gpus += sharers[gpu] < MAX_SHARERS and m.gpus[gpu].owner != BLOCKED
     room = np.zeros(size, dtype=np.bool_)
     refused, refusals = np.empty(order.size, dtype=np.int64), 0  # who wants no less than one of these has no chance
     for at in order:
@@ -235,7 +232,7 @@ def place_waiting(
                 continue
             most_gib = m.kinds[kind].memory_gib - job.memory_gib + _SLACK
             for gpu in range(size):
-                fits = memory_gib[gpu] <= most_gib and sharers[gpu] < MOST_JOBS_PER_GPU
+                fits = memory_gib[gpu] <= most_gib and sharers[gpu] < MAX_SHARERS
                 here = m.nodes[m.gpus[gpu].node].node_kind == kind and m.gpus[gpu].owner != BLOCKED
                 room[gpu] = fits and here
             if choose(m, choice, kappa, seed, int(rows[at]), job.gpus, load_s, room, gpus):
@@ -249,7 +246,7 @@ def place_waiting(
             _move_in(gpus, job.memory_gib, memory_gib, sharers)
             _add_load(gpus, float(remaining_s[at]), float(tier_speeds[at, tier_spanned(m, gpus)]), load_s)
             for gpu in gpus:
-                open_gpus -= sharers[gpu] == MOST_JOBS_PER_GPU
+                open_gpus -= sharers[gpu] == MAX_SHARERS
     return _drawn_up(table, slots, rows, fate, sharers)
 
 

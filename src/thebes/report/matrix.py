@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -144,16 +145,33 @@ def _scenes(scenes: Sequence[Scene], networks: Sequence[str], about: Sequence[st
 def _overview(
     at: Mapping[tuple[str, str, str], Run], scenes: Sequence[Scene], networks: Sequence[str], policies: Sequence[str]
 ) -> str:
+    panes = [
+        _Pane(
+            f"view-{view.key}",
+            view.title,
+            f'<p class="about">{escape(view.about)}</p>{_heat(at, scenes, networks, policies, view)}',
+        )
+        for view in VIEWS
+    ]
+    return _one_in_sight("Which figure", panes, 0)
+
+
+class _Pane(NamedTuple):
+    key: str
+    title: str
+    body: str
+
+
+def _one_in_sight(question: str, panes: Sequence[_Pane], shown: int) -> str:
+    """Panes of which one is seen, and a button for each."""
     buttons = "".join(
-        f'<button type="button" data-view="view-{view.key}" aria-pressed="{str(not i).lower()}">{view.title}</button>'
-        for i, view in enumerate(VIEWS)
+        f'<button type="button" data-view="{pane.key}" aria-pressed="{str(i == shown).lower()}">{pane.title}</button>'
+        for i, pane in enumerate(panes)
     )
-    tables = "".join(
-        f'<div id="view-{view.key}"{" hidden" if i else ""}><p class="about">{escape(view.about)}</p>'
-        f"{_heat(at, scenes, networks, policies, view)}</div>"
-        for i, view in enumerate(VIEWS)
+    bodies = "".join(
+        f'<div id="{pane.key}"{"" if i == shown else " hidden"}>{pane.body}</div>' for i, pane in enumerate(panes)
     )
-    return f'<nav class="pick" aria-label="Which figure">{buttons}</nav>{tables}'
+    return f'<nav class="pick" aria-label="{question}">{buttons}</nav>{bodies}'
 
 
 def _heat(
@@ -336,18 +354,11 @@ def _tables(
     styles: Mapping[str, Look],
 ) -> str:
     """All figures, a table per network, one of them in sight."""
-    middle = len(networks) // 2
-    buttons = "".join(
-        f'<button type="button" data-view="table-{index}-{i}" aria-pressed="{str(i == middle).lower()}">'
-        f"{escape(network)}</button>"
+    panes = [
+        _Pane(f"table-{index}-{i}", escape(network), _table(at, scene, network, policies, styles))
         for i, network in enumerate(networks)
-    )
-    tables = "".join(
-        f'<div id="table-{index}-{i}"{"" if i == middle else " hidden"}>'
-        f"{_table(at, scene, network, policies, styles)}</div>"
-        for i, network in enumerate(networks)
-    )
-    return f'<nav class="pick" aria-label="Which network">{buttons}</nav>{tables}'
+    ]
+    return _one_in_sight("Which network", panes, len(networks) // 2)
 
 
 def _table(

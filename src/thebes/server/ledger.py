@@ -28,7 +28,7 @@ from thebes.model.jobs import FINISHED, HELD, JOB, NEVER, NO_QUOTA, WAITING, Job
 from thebes.model.machine import BLOCKED, copy_of, machine_of, occupy, release, set_free
 from thebes.model.view import DISTRIBUTION, JobsView, Sketch, View
 from thebes.node.packing import Rules
-from thebes.perf.models import BALANCED, UNKNOWN_MEMORY_GIB, UNKNOWN_STATE_GIB, UNKNOWN_UTILISATION, catalogue
+from thebes.perf.models import UNKNOWN_MEMORY_GIB, UNKNOWN_STATE_GIB, UNKNOWN_UTILISATION, catalogue
 from thebes.placement import Placement
 from thebes.placement.strategies import SKEW
 from thebes.policy.base import Policy
@@ -341,7 +341,6 @@ class Ledger:
         record["kinds"], record["want_nodes"] = self.kinds_for(e.get("gpu_type")), e.get("nodes") or 0
         record["skew"] = model.skew if model else 0.0
         record["state_gib"] = model.state_gib if model else UNKNOWN_STATE_GIB
-        record["model_class"] = model.model_class if model else BALANCED
         record["priority"], record["tenant"] = e.get("priority", 0), self._tenant(e["tenant"])
         record["suspend_s"], record["resume_s"] = e.get("suspend_s", 0.0), e.get("resume_s", 0.0)
         record["min_gpus"] = record["max_gpus"] = record["width"] = e["gpus"]

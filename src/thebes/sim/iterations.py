@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
 from thebes.model.compiled import Record, Records, compiled, entry, inner, plain
-from thebes.model.decision import diff, shares_of
+from thebes.model.decision import MAX_SHARERS, diff, shares_of
 from thebes.model.errors import UserError
 from thebes.model.jobs import FINISHED, HELD, NEVER, JobTable, gpus_of
 from thebes.model.machine import ZERO, Machine, nodes_spanned, tier_spanned
 from thebes.model.profiles import iteration_s, shape_of
-from thebes.policy.ada_srsf import MOST_JOBS_PER_GPU, AdaSrsf, cost_of_contention
+from thebes.policy.ada_srsf import AdaSrsf, cost_of_contention
 from thebes.sim.calendar import Calendar, next_event_s, schedule
 from thebes.sim.loop import ASK, DONE, LOG_FULL, Alive, Loop
 from thebes.sim.neighbours import NOBODY, move_in, move_out, place_in_table
@@ -84,7 +84,7 @@ class Iterations(NamedTuple):
     backward: NDArray[np.bool_]  # per slot: whether its task is the last of the round, else it is the forward one
     due_s: NDArray[np.float64]  # per slot: when its task ends
     slot_row: NDArray[np.int64]  # per slot: whose it is
-    residents: NDArray[np.int64]  # [GPU, MOST_JOBS_PER_GPU]: slots of the jobs that sit there, then NOBODY
+    residents: NDArray[np.int64]  # [GPU, MAX_SHARERS]: slots of the jobs that sit there, then NOBODY
     computing: NDArray[np.int64]  # per GPU: the job whose task it runs, or NOBODY
     since_s: NDArray[np.float64]  # per GPU: charged up to here
     look: NDArray[np.int64]  # GPUs that may have something to begin with
@@ -113,7 +113,7 @@ def iterations_for(world: World, policy: AdaSrsf) -> Iterations:
         backward=np.ones(slots, dtype=np.bool_),
         due_s=np.zeros(slots),
         slot_row=np.repeat(np.arange(jobs, dtype=np.int64), widths),
-        residents=np.full((gpus, MOST_JOBS_PER_GPU), NOBODY, dtype=np.int64),
+        residents=np.full((gpus, MAX_SHARERS), NOBODY, dtype=np.int64),
         computing=np.full(gpus, NOBODY, dtype=np.int64),
         since_s=np.zeros(gpus),
         look=np.zeros(gpus, dtype=np.int64),
@@ -142,7 +142,7 @@ def _at_once(now_s: float) -> float:
 @inner
 def _crowd(residents: NDArray[np.int64], gpu: int) -> int:
     here = 0
-    while here < MOST_JOBS_PER_GPU and residents[gpu, here] != NOBODY:
+    while here < MAX_SHARERS and residents[gpu, here] != NOBODY:
         here += 1
     return here
 
@@ -232,7 +232,7 @@ def _begin_tasks(w: World, calendar: Calendar, it: Iterations) -> None:
         gpu = it.look[i]
         it.listed[gpu] = False
         best, best_row, least = NOBODY, NOBODY, NEVER
-        for at in range(MOST_JOBS_PER_GPU):
+        for at in range(MAX_SHARERS):
             slot = residents[gpu, at]
             if slot == NOBODY:
                 break
@@ -603,8 +603,6 @@ class IterationLoop(Loop):
         tenants: tuple[str, ...],
         tier_speeds: NDArray[np.float64],
     ) -> None:
-        room = np.full((cluster.total_gpus, MOST_JOBS_PER_GPU), NOBODY, dtype=np.int64)
-        world = world._replace(neighbours=world.neighbours._replace(occupants=room))
         super().__init__(world, cluster, policy, checks=checks, tenants=tenants, tier_speeds=tier_speeds)
         world.table.jobs["paced_s"] = NEVER  # what is left to do is written down at the end of every round
         self.iterations = iterations_for(world, policy)

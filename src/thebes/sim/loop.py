@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
 from thebes.model.compiled import compiled, entry, inner, plain
-from thebes.model.decision import FAULTS, Decision, counts_of, diff, fault_in, shares_of, workspace_for
+from thebes.model.decision import FAULTS, Decision, diff, fault_in, shares_of, workspace_for
 from thebes.model.errors import UserError
 from thebes.model.jobs import HELD, NEVER, WAITING
 from thebes.model.machine import copy_of
@@ -229,7 +229,7 @@ class Loop:
             self.world,
             self.calendar,
             decision.rows,
-            counts_of(self.world.table, decision),
+            actions.counts,
             shares_of(decision),
             decision.gpus,
             actions.suspend,

@@ -23,7 +23,7 @@ from thebes.model.trace import Trace
 from thebes.perf import SpeedModel
 from thebes.perf.contention import Contention
 from thebes.perf.interference import Interference
-from thebes.perf.models import BALANCED, UNKNOWN_MEMORY_GIB, UNKNOWN_STATE_GIB, UNKNOWN_UTILISATION, Model
+from thebes.perf.models import UNKNOWN_MEMORY_GIB, UNKNOWN_STATE_GIB, UNKNOWN_UTILISATION, Model
 from thebes.perf.profiles import JobProfiles, profiles_for
 from thebes.placement import Placement
 from thebes.placement.strategies import SKEW, max_gang
@@ -293,16 +293,15 @@ def _fill_in_models(jobs: Records, models: list[str | None], known: Mapping[str,
     distinct = [known.get(name) if name else None for name in number]
     facts = np.array(
         [
-            (m.skew, m.state_gib, m.model_class, m.memory_gib, m.utilisation)
+            (m.skew, m.state_gib, m.memory_gib, m.utilisation)
             if m
-            else (0.0, UNKNOWN_STATE_GIB, BALANCED, UNKNOWN_MEMORY_GIB, UNKNOWN_UTILISATION)
+            else (0.0, UNKNOWN_STATE_GIB, UNKNOWN_MEMORY_GIB, UNKNOWN_UTILISATION)
             for m in distinct
         ]
     )
     jobs.model = [number[name] for name in models]
     mine = facts[jobs.model]
-    jobs.skew, jobs.state_gib, jobs.model_class = mine[:, 0], mine[:, 1], mine[:, 2].astype(np.int64)
-    jobs.memory_gib, jobs.utilisation = mine[:, 3], mine[:, 4]
+    jobs.skew, jobs.state_gib, jobs.memory_gib, jobs.utilisation = mine.T
     return distinct
 
 
