@@ -1,0 +1,353 @@
+"""The plan book: for every model and allocation the fastest plan that fits (Rubick, arXiv 2408.08586).
+
+Pure and cached by content: two books about the same model on the same site share what they have worked out, so that a
+refit of one model costs nothing for the others. All candidates of an allocation are weighed in one NumPy pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thebes.model.plan import DP, NO_ZERO, OFFLOAD, SPLIT, ZERO, ZERO_DP, ZERO_OFFLOAD, Plan
+from thebes.perf.plans.memory import Memories, memories, memory
+from thebes.perf.plans.site import Site
+from thebes.perf.plans.timing import Constants, PlanArrays, breakdowns, plan_arrays
+from thebes.perf.plans.transformer import Transformer
+
+if TYPE_CHECKING:
+    from thebes.perf.plans.fit import Sample
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+NEAR_EQUAL = 0.99  # the 1 % rule
+MODELS_REMEMBERED = 4096
+
+
+class Outlook(NamedTuple):
+    """What to expect of a plan on an allocation; memory is per GPU, the safety margin included."""
+
+    plan: Plan
+    iteration_s: float
+    samples_s: float
+    gpu_gib: float
+    host_gib: float
+    wire_s: float  # part of an iteration that is traffic between nodes
+
+
+class Curve(NamedTuple):
+    """Throughput by GPUs (row, from 0) and CPUs per GPU (column, from 0), each on the fewest nodes.
+
+    0 where no plan uses exactly that many GPUs or where a node has not that many CPUs. `gpus_for` and `cpus_for` are
+    the cheapest near-equal allocation by the 1 % rule; 0 where nothing fits.
+    """
+
+    samples_s: Floats
+    gpus_for: Ints
+    cpus_for: Ints
+
+
+class Candidates(NamedTuple):
+    """The plans on so many GPUs that divide batch, heads and layers; what they need and which of them fit."""
+
+    plans: PlanArrays
+    memory: Memories
+    fits: NDArray[np.bool_]
+
+
+class _Page:
+    """What is known about one model on one site; grows as it is asked."""
+
+    def __init__(self, model: Transformer, site: Site) -> None:
+        self.model = model
+        self.site = site
+        self.constants = model.constants or Constants()
+        self.candidates: dict[int, Candidates] = {}
+        self.best: dict[tuple[int, int, int, tuple[int, int, int, bool] | None], Outlook | None] = {}
+        self.of: dict[tuple[int, int, int], Outlook | None] = {}
+        self.curves: dict[tuple[int, int, tuple[int, int, int, bool] | None], Curve] = {}
+
+
+@lru_cache(maxsize=MODELS_REMEMBERED)
+def _page(model: Transformer, site: Site) -> _Page:
+    return _Page(model, site)
+
+
+@dataclass(frozen=True)
+class PlanBook:
+    """The plans of the models of a world, on one kind of node; `gpus` is the most that a job could be given."""
+
+    models: tuple[Transformer, ...]
+    site: Site
+    gpus: int = 64
+    _pages: tuple[_Page, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_pages", tuple(_page(model, self.site) for model in self.models))
+
+    def best(self, number: int, gpus: int, nodes: int, cpus: int, like: Plan | None = None) -> Outlook | None:
+        """The fastest plan that fits and uses exactly these GPUs, with `cpus` CPUs per GPU; None: there is none."""
+        page = self._pages[number]
+        key = (gpus, nodes, cpus, None if like is None else _type(like))
+        if key not in page.best:
+            page.best[key] = _best(page, gpus, nodes, cpus, key[3])
+        return page.best[key]
+
+    def of(self, number: int, plan: Plan, nodes: int, cpus: int) -> Outlook | None:
+        """What to expect of this plan; None: it does not fit."""
+        page = self._pages[number]
+        key = (plan.code, nodes, cpus)
+        if key not in page.of:
+            fits = not self.why_not(number, plan, nodes, cpus)
+            page.of[key] = _outlook(page, plan, nodes, cpus) if fits else None
+        return page.of[key]
+
+    def why_not(self, number: int, plan: Plan, nodes: int, cpus: int) -> str:
+        """Why this plan cannot run on so many nodes, in words; empty: it can."""
+        model = self.models[number]
+        return (
+            why_not_divided(model, plan)
+            or _why_not_there(self.site, plan, nodes, cpus)
+            or _why_no_room(model, self.site, plan)
+        )
+
+    def candidates(self, number: int, gpus: int) -> Candidates:
+        """Every plan on exactly these GPUs that divides batch, heads and layers."""
+        page = self._pages[number]
+        if gpus not in page.candidates:
+            page.candidates[gpus] = _candidates(page.model, page.site, gpus)
+        return page.candidates[gpus]
+
+    def curve(self, number: int, cpus: int | None = None, like: Plan | None = None) -> Curve:
+        """Throughput over GPUs and CPUs; `cpus`: the most per GPU to look at (default: a GPU's share of its node)."""
+        page = self._pages[number]
+        most = self.site.cpus_per_gpu if cpus is None else cpus
+        key = (self.gpus, most, None if like is None else _type(like))
+        if key not in page.curves:
+            page.curves[key] = _curve(self, number, most, like)
+        return page.curves[key]
+
+    def most_gpus(self, number: int) -> int:
+        """The largest number of GPUs that brings something, by the 1 % rule; 0: the model does not fit at all."""
+        return int(self.curve(number).gpus_for[-1].max())
+
+    def with_constants(self, number: int, constants: Constants) -> PlanBook:
+        """The same book with one model refitted."""
+        models = list(self.models)
+        models[number] = replace(models[number], constants=constants)
+        return replace(self, models=tuple(models))
+
+    def with_samples(self, number: int, samples: Sequence[Sample]) -> PlanBook:
+        """The same book with one model refitted to what was measured."""
+        from thebes.perf.plans.fit import refit  # SciPy: only who measures pays for it
+
+        return self.with_constants(number, refit(self.models[number], self.site, samples).constants)
+
+
+def divisors(number: int) -> list[int]:
+    return list(_divisors(number))
+
+
+@cache
+def _divisors(number: int) -> tuple[int, ...]:
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
+
+
+def _type(plan: Plan) -> tuple[int, int, int, bool]:
+    """What two plans share that are `like` each other."""
+    return plan.tp, plan.pp, plan.zero, plan.gc
+
+
+def enumerate_plans(model: Transformer, gpus: int) -> PlanArrays:
+    """All plans of the model on exactly these GPUs that divide its batch, heads and layers."""
+    rows: list[tuple[int, int, int, int, int, int]] = []
+    checkpointing = (0, 1) if model.recompute else (0,)
+    for dp in _divisors(gpus) if SPLIT in model.families else (gpus,):
+        if model.global_batch % dp:
+            continue
+        steps = _divisors(model.global_batch // dp)
+        for tp in _divisors(gpus // dp):
+            pp = gpus // dp // tp
+            if model.heads % tp or model.layers % pp:
+                continue
+            kinds = (NO_ZERO,) if tp * pp > 1 else tuple(z for z, f in _ZERO_FAMILIES if f in model.families)
+            rows += [(dp, tp, pp, zero, ga, gc) for zero in kinds for ga in steps for gc in checkpointing]
+    columns = np.array(rows, dtype=np.int64).reshape(-1, len(PlanArrays._fields)).T
+    return PlanArrays(*columns)
+
+
+_ZERO_FAMILIES = ((NO_ZERO, DP), (ZERO_DP, ZERO), (ZERO_OFFLOAD, OFFLOAD))
+
+
+def _candidates(model: Transformer, site: Site, gpus: int) -> Candidates:
+    plans = enumerate_plans(model, gpus)
+    needs = memories(model, plans)
+    return Candidates(plans, needs, (needs.gpu_gib <= site.gpu_gib) & (needs.host_gib <= site.host_gib))
+
+
+def _where(plans: PlanArrays, rows: NDArray[np.bool_] | Ints) -> PlanArrays:
+    return PlanArrays(*(column[rows] for column in plans))
+
+
+def _plan_at(plans: PlanArrays, row: int) -> Plan:
+    dp, tp, pp, zero, ga, gc = (int(column[row]) for column in plans)
+    return Plan(dp, tp, pp, zero, ga, bool(gc))
+
+
+def _of_type(plans: PlanArrays, kind: tuple[int, int, int, bool]) -> NDArray[np.bool_]:
+    return (plans.tp == kind[0]) & (plans.pp == kind[1]) & (plans.zero == kind[2]) & (plans.gc == int(kind[3]))
+
+
+def _best(page: _Page, gpus: int, nodes: int, cpus: int, kind: tuple[int, int, int, bool] | None) -> Outlook | None:
+    if gpus < 1 or _why_not_spread(page.site, gpus, nodes, cpus):
+        return None
+    if gpus not in page.candidates:
+        page.candidates[gpus] = _candidates(page.model, page.site, gpus)
+    found = page.candidates[gpus]
+    fits = found.fits if kind is None else found.fits & _of_type(found.plans, kind)
+    rows = np.flatnonzero(fits)
+    if not len(rows):
+        return None
+    times = breakdowns(page.model, page.site, page.constants, _where(found.plans, rows), gpus, nodes, cpus)
+    at = int(np.argmin(times.total))
+    row = int(rows[at])
+    return Outlook(
+        _plan_at(found.plans, row),
+        float(times.total[at]),
+        page.model.global_batch / float(times.total[at]),
+        float(found.memory.gpu_gib[row]),
+        float(found.memory.host_gib[row]),
+        float(times.wire_s[at]),
+    )
+
+
+def _outlook(page: _Page, plan: Plan, nodes: int, cpus: int) -> Outlook:
+    times = breakdowns(page.model, page.site, page.constants, plan_arrays([plan]), plan.gpus, nodes, cpus)
+    needs = memory(page.model, plan)
+    total = float(times.total[0])
+    return Outlook(plan, total, page.model.global_batch / total, *needs, float(times.wire_s[0]))
+
+
+# Why a plan cannot run.
+
+
+def why_not_divided(model: Transformer, plan: Plan) -> str:
+    """Whether the model may be, and can be, divided like that."""
+    if plan.family not in model.families:
+        return f"{model.name} does not accept {plan.family} plans: {', '.join(sorted(model.families))} would do"
+    if plan.gc and not model.recompute:
+        return f"{model.name} does not accept gradient checkpointing: leave gc out"
+    batch = model.global_batch
+    if batch % plan.dp:
+        return f"global batch {batch} is not divisible by dp {plan.dp}: {near(batch, plan.dp)} would do"
+    if (batch // plan.dp) % plan.ga:
+        valid = near(batch // plan.dp, plan.ga)
+        return f"a rank's {batch // plan.dp} samples are not divisible by ga {plan.ga}: {valid} would do"
+    if model.heads % plan.tp:
+        return f"tp {plan.tp} does not divide {model.heads} heads: {near(model.heads, plan.tp)} would do"
+    if model.layers % plan.pp:
+        return f"pp {plan.pp} does not divide {model.layers} layers: {near(model.layers, plan.pp)} would do"
+    return ""
+
+
+def _why_not_there(site: Site, plan: Plan, nodes: int, cpus: int) -> str:
+    return _why_not_spread(site, plan.gpus, nodes, cpus)
+
+
+def _why_not_spread(site: Site, gpus: int, nodes: int, cpus: int) -> str:
+    if not 1 <= nodes <= gpus:
+        return f"{gpus} GPU{'s' * (gpus != 1)} cannot lie on {nodes} nodes"
+    if gpus > nodes * site.node_gpus:
+        least = site.fewest_nodes(gpus)
+        return f"{gpus} GPUs do not fit on {nodes} nodes of {site.node_gpus}: {least} would do"
+    held = -(-gpus // nodes)
+    if cpus < 1 or held * cpus > site.node_cpus:
+        most = site.node_cpus // held
+        return f"{cpus} CPUs for each of {held} GPUs of a node that has {site.node_cpus}: 1 to {most} would do"
+    return ""
+
+
+def _why_no_room(model: Transformer, site: Site, plan: Plan) -> str:
+    needs = memory(model, plan)
+    if needs.gpu_gib > site.gpu_gib:
+        return f"needs {needs.gpu_gib:.1f} GiB on each GPU, has {site.gpu_gib:g}"
+    if needs.host_gib > site.host_gib:
+        return f"needs {needs.host_gib:.1f} GiB of host memory per GPU, has {site.host_gib:g}"
+    return ""
+
+
+def near(number: int, wanted: int) -> str:
+    """The divisors of `number` next to `wanted`, below and above: `2 or 4`."""
+    known = _divisors(number)
+    below = [d for d in known if d < wanted][-1:]
+    above = [d for d in known if d > wanted][:1]
+    return " or ".join(str(d) for d in (*below, *above))
+
+
+# Curves.
+
+
+def _curve(book: PlanBook, number: int, most_cpus: int, like: Plan | None) -> Curve:
+    shape = (book.gpus + 1, most_cpus + 1)
+    samples = np.zeros(shape)
+    for gpus in range(1, book.gpus + 1):
+        samples[gpus] = _throughputs(book, number, gpus, most_cpus, like)
+    return Curve(samples, *cheapest(samples))
+
+
+def _throughputs(book: PlanBook, number: int, gpus: int, most_cpus: int, like: Plan | None) -> Floats:
+    """The best throughput of exactly these GPUs, by CPUs per GPU; 0 where a node has not so many."""
+    found = book.candidates(number, gpus)
+    fits = found.fits if like is None else found.fits & _of_type(found.plans, _type(like))
+    result = np.zeros(most_cpus + 1)
+    nodes = book.site.fewest_nodes(gpus)
+    there = min(most_cpus, book.site.node_cpus // -(-gpus // nodes))
+    if not fits.any() or there < 1:
+        return result
+    page = book._pages[number]
+
+    def seconds(rows: NDArray[np.bool_], cpus: Ints) -> Floats:
+        """[plan, CPUs] in one pass; only offload plans care for CPUs."""
+        plans = PlanArrays(*(np.repeat(column[rows], len(cpus)) for column in found.plans))
+        each = np.tile(cpus, int(rows.sum()))
+        times = breakdowns(page.model, page.site, page.constants, plans, gpus, nodes, each)
+        return times.total.reshape(-1, len(cpus))
+
+    offload = fits & (found.plans.zero == ZERO_OFFLOAD)
+    least = np.full(there, np.inf)
+    if (fits & ~offload).any():
+        least = np.minimum(least, seconds(fits & ~offload, np.ones(1, dtype=np.int64)).min())
+    if offload.any():
+        least = np.minimum(least, seconds(offload, np.arange(1, there + 1)).min(axis=0))
+    result[1 : there + 1] = page.model.global_batch / least
+    return result
+
+
+def cheapest(samples: Floats) -> tuple[Ints, Ints]:
+    """The 1 % rule: an entry that one unit less of GPUs or CPUs comes within 1 % of is replaced by the smaller one.
+
+    The smaller one may have been replaced itself. It is the replacement's throughput that has to come within 1 %, so
+    what a lookup returns never loses more than 1 % however long the chain was.
+    """
+    gpus_for = np.zeros(samples.shape, dtype=np.int64)
+    cpus_for = np.zeros(samples.shape, dtype=np.int64)
+    for gpus in range(1, samples.shape[0]):
+        if not samples[gpus].any():  # no plan: as with one GPU less
+            gpus_for[gpus], cpus_for[gpus] = gpus_for[gpus - 1], cpus_for[gpus - 1]
+            continue
+        for cpus in range(1, samples.shape[1]):
+            own = samples[gpus, cpus]
+            choice = (gpus, cpus) if own > 0 else (0, 0)
+            for less in ((gpus, cpus - 1), (gpus - 1, cpus)):  # the last that will do: fewer GPUs before fewer CPUs
+                smaller = (int(gpus_for[less]), int(cpus_for[less]))
+                if samples[smaller] > 0 and samples[smaller] >= NEAR_EQUAL * own:
+                    choice = smaller
+            gpus_for[gpus, cpus], cpus_for[gpus, cpus] = choice
+    return gpus_for, cpus_for
