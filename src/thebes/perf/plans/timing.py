@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from thebes.model.plan import ZERO_DP, ZERO_OFFLOAD, Plan
+from thebes.model.plan import NO_ZERO, ZERO_OFFLOAD, Plan
 
 if TYPE_CHECKING:
     from thebes.perf.plans.site import Site
@@ -29,32 +29,41 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 GB = 1e9
-HALF, SINGLE = 2, 4  # bytes of a number: activations and weights, gradients
+HALF, SINGLE = 2, 4  # bytes of a number: activations, what goes to the host and back; gradients, ZeRO's weights
+BUCKET = 25e6  # bytes of gradients that are exchanged together
 
 
 class Constants(NamedTuple):
     """The seven fitted parameters of a model; times are per 1e9 parameters."""
 
     k_bwd: float = 2.0  # backward pass, in forward passes
-    k_sync: float = 2.0  # overlap of the backward pass and the exchange of gradients
-    k_opt: float = 0.08  # seconds: the optimiser on the GPU
-    k_opt_off: float = 1.0  # seconds on one CPU: the optimiser on the host
-    k_off: float = 2.0  # overlap of that exchange and of gradients on their way to the host
-    k_swap: float = 2.0  # overlap of the update on the host and of weights on their way back
-    k_const: float = 0.01  # seconds that every iteration takes, whatever the plan
+    k_sync: float = 1.3  # overlap of the backward pass and the exchange of gradients
+    k_opt: float = 0.04  # seconds: the optimiser on the GPU
+    k_opt_off: float = 8.0  # seconds on one CPU: the optimiser on the host
+    k_off: float = 1.8  # overlap of that exchange and of gradients on their way to the host
+    k_swap: float = 1.7  # overlap of the update on the host and of weights on their way back
+    k_const: float = 0.04  # seconds that every iteration takes, whatever the plan
 
 
 class Environment(NamedTuple):
-    """What a site really reaches: found once, the same for all models and plans."""
+    """What a site really reaches of its data sheet: the same for all its models and plans.
 
-    inner: float = 0.6  # share of the inner link's bandwidth
-    wire: float = 0.8  # share of the wire's bandwidth
-    pcie: float = 0.8  # share of the host link's bandwidth
+    The values are those of the A800 cluster of Rubick's evaluation, found once over all models measured there
+    (benchmarks/plan_accuracy.py --calibrate). Shares are of the bandwidths that Site names.
+    """
+
+    inner: float = 0.7  # share of the inner link: ring sums inside a node
+    wire: float = 0.8  # share of the wire: ring sums between nodes
+    handing: float = 0.45  # share of the wire: one stage to the next, a single stream per GPU
+    pcie: float = 0.25  # share of the host link, through buffers that are copied once more
     gpus_per_card: int = 2  # GPUs beside one network card
-    layer_s: float = 0.0003  # starting the kernels of one layer, forward, whatever the batch
-    message_s: float = 0.00001  # one step of a ring
-    split: float = 0.97  # efficiency of a layer on twice as many tensor-parallel GPUs
-    mfu: float = 0.45  # share of peak arithmetic in a forward pass, where nobody measured it
+    layer_s: float = 0.0004  # starting the kernels of one layer's forward pass, however small the batch
+    start_overlap: float = 4.0  # overlap of starting kernels and running them
+    message_s: float = 0.000001  # one step of a ring inside a node
+    hop_s: float = 0.00002  # one step of a ring between nodes
+    shard_s: float = 0.00012  # ZeRO: one step between nodes of the messages of one layer
+    split: float = 0.93  # efficiency of a layer on twice as many tensor-parallel GPUs: smaller matrices
+    mfu: float = 0.45  # share of peak arithmetic in a forward pass that nobody profiled
 
 
 ENVIRONMENT = Environment()
@@ -127,11 +136,14 @@ def iteration_s(
     cpus: ArrayLike,
     *,
     fewest: ArrayLike | None = None,
+    batch: ArrayLike | None = None,
     environment: Environment = ENVIRONMENT,
 ) -> Floats:
     """Seconds per iteration of each plan. `cpus` per GPU; `fewest`: GPUs on the node that holds the smallest part of
     an uneven gang, by default the gang is spread evenly."""
-    return breakdowns(model, site, constants, plans, gpus, nodes, cpus, fewest=fewest, environment=environment).total
+    return breakdowns(
+        model, site, constants, plans, gpus, nodes, cpus, fewest=fewest, batch=batch, environment=environment
+    ).total
 
 
 def breakdown(
@@ -143,11 +155,14 @@ def breakdown(
     cpus: float,
     *,
     fewest: int | None = None,
+    batch: int | None = None,
     environment: Environment = ENVIRONMENT,
 ) -> Breakdown:
     """Where the time of one plan goes."""
     arrays = plan_arrays([plan])
-    whole = breakdowns(model, site, constants, arrays, arrays.gpus, nodes, cpus, fewest=fewest, environment=environment)
+    whole = breakdowns(
+        model, site, constants, arrays, arrays.gpus, nodes, cpus, fewest=fewest, batch=batch, environment=environment
+    )
     return Breakdown(*(float(part[0]) for part in whole))
 
 
@@ -177,74 +192,115 @@ def breakdowns(
     cpus: ArrayLike,
     *,
     fewest: ArrayLike | None = None,
+    batch: ArrayLike | None = None,
     environment: Environment = ENVIRONMENT,
 ) -> Breakdowns:
+    """Where the time of each plan goes; arguments as for `iteration_s`."""
     k, world = constants, environment
-    dp, tp, pp, zero, ga, gc = (np.asarray(field, dtype=np.float64) for field in plans)
-    gpus, nodes, cpus = (np.asarray(value, dtype=np.float64) for value in (gpus, nodes, cpus))
-    held = gpus / nodes if fewest is None else np.asarray(fewest, dtype=np.float64)  # GPUs on the smallest node
-    micro_batch = model.global_batch / (dp * ga)
+    dp, tp, pp, _, ga, gc = (np.asarray(field, dtype=np.float64) for field in plans)
     split = tp * pp
-    one_node = nodes <= 1
+    micro_batch = (model.global_batch if batch is None else np.asarray(batch, dtype=np.float64)) / (dp * ga)
+    way = _ways(site, plans, gpus, nodes, fewest, world)
 
-    # Bandwidths in bytes/s. The wire belongs to the node: its GPUs share it, and each card serves the GPUs beside it.
-    inner = site.inner_gb_s * GB * world.inner
-    cards = np.ceil(held / world.gpus_per_card) / np.ceil(site.node_gpus / world.gpus_per_card)
-    wire = site.wire_gb_s * GB * world.wire * np.minimum(1.0, cards)
-    pcie = site.pcie_gb_s * GB * world.pcie
-
-    # A stage computes its share of one micro-batch.
-    stage = (forward_s(model, site, world) * micro_batch / tp + world.layer_s * model.layers) / pp
-    stage = stage / world.split ** np.log2(tp)
-    back = stage * (k.k_bwd + gc)
+    # A stage computes its share of one micro-batch. Kernels are started while others run, so the slower of both counts.
+    start = world.layer_s * model.layers / pp
+    compute = forward_s(model, site, world) * micro_batch / (split * world.split ** np.log2(tp))
+    forward = overlap(start, compute, world.start_overlap)
+    backward = forward * (k.k_bwd + gc)
     slots = ga + pp - 1
 
-    # Tensor parallel: two sums of the activations per layer forward, two backward, two more when computed again.
+    # Tensor parallel: two sums of the activations per layer forward, two backward, two more where they are computed
+    # again. Stages hand on whole activations, and as much comes back.
     activations = HALF * micro_batch * model.sequence * model.hidden
-    sums = model.layers / pp * (4 + 2 * gc) * (tp > 1)
-    tp_inside = one_node | ((tp <= held) & (held % tp == 0))
-    tp_rate = np.where(tp_inside, inner, wire / np.maximum(1.0, held / tp))
-    tp_slot = sums * (2 * (tp - 1) / tp * activations / tp_rate + 2 * (tp - 1) * world.message_s)
+    sums = (tp > 1) * model.layers / pp * (4 + 2 * gc)
+    summing = (
+        sums * 2 * (tp - 1) * (activations / tp / way.tp_rate + np.where(way.tp_inside, world.message_s, world.hop_s))
+    )
+    handing = (pp > 1) * 2 * (activations / way.pp_rate + world.hop_s)
 
-    # Stages hand activations on and gradients back; the slowest hand-over is between nodes if any is.
-    pp_rate = np.where(one_node, inner, wire / held)
-    pp_slot = (pp > 1) * 2 * (activations / tp / pp_rate + world.message_s)
-
-    # Gradients are summed over the data-parallel ranks, each tensor-parallel index in a ring of its own.
+    # Gradients are reduced over the data-parallel ranks and then gathered. ZeRO gathers weights, after the update.
     state = model.parameters / split
-    dp_inside = one_node | ((dp * tp <= held) & (held % (dp * tp) == 0))
-    dp_rate = np.where(dp_inside, inner, wire / np.minimum(tp, held))
-    half_ring = (dp - 1) / dp * SINGLE * state / dp_rate + (dp - 1) * world.message_s
-    sharded = (zero == ZERO_DP) | (zero == ZERO_OFFLOAD)
-    exchange = np.where(sharded, 1.0, 2.0) * half_ring  # ZeRO scatters the sums; weights are gathered after the update
-    gather = np.where(sharded, half_ring, 0.0)
+    offload, sharded = plans.zero == ZERO_OFFLOAD, plans.zero != NO_ZERO
+    hops = np.where(way.dp_inside, (dp - 1) * world.message_s, (way.dp_nodes - 1) * world.hop_s)
+    half_ring = (dp - 1) / dp * SINGLE * state / way.dp_rate + hops * SINGLE * state / BUCKET
+    half_ring = half_ring + (sharded & ~way.dp_inside) * (way.dp_nodes - 1) * model.layers * world.shard_s
+    exchange = np.where(sharded, 1.0, 2.0) * half_ring
+    gather = sharded * half_ring
+    exposed = overlap(backward, exchange, k.k_sync) - backward
 
-    # With offload each rank's gradients leave while they are summed, and its weights return while others are updated.
-    offload = zero == ZERO_OFFLOAD
-    off = np.where(offload, SINGLE * state / dp / pcie, 0.0)
-    leaving = np.where(offload, overlap(exchange, off, k.k_off), exchange)
-    sync = overlap(back, leaving, k.k_sync) - back
-    exposed_gradients = np.where(offload, overlap(back, exchange, k.k_sync) - back, sync)
-
+    # Offload: a rank's share of the gradients leaves during the exchange; every rank takes all weights back.
     billions = state / 1e9
-    on_gpu = k.k_opt * billions / np.where(zero == ZERO_DP, dp, 1.0)
-    on_host = k.k_opt_off * billions / (dp * cpus)
-    optimiser = np.where(offload, on_host, on_gpu)
-    swap = np.where(offload, overlap(on_host, off, k.k_swap) - on_host, 0.0)
+    on_gpu = k.k_opt * billions / np.where(sharded, dp, 1.0)
+    if np.any(offload):
+        pcie = site.pcie_gb_s * GB * world.pcie
+        leaving = overlap(exchange, HALF * state / dp / pcie, k.k_off)
+        leaving = np.where(offload, overlap(backward, leaving, k.k_sync) - backward - exposed, 0.0)
+        on_host = k.k_opt_off * billions / (dp * np.asarray(cpus, dtype=np.float64))
+        returning = np.where(offload, overlap(on_host, HALF * state / pcie, k.k_swap) - on_host, 0.0)
+        update, moved = np.where(offload, on_host, on_gpu), leaving + returning
+    else:
+        update, moved = on_gpu, np.zeros_like(forward)
 
     parts = (
-        stage * ga,
-        back * ga,
-        tp_slot * slots,
-        pp_slot * slots,
-        (stage + back) * (pp - 1),
-        exposed_gradients + gather,
-        optimiser,
-        sync - exposed_gradients + swap,
-        np.full_like(stage, k.k_const),
+        forward * ga,
+        backward * ga,
+        summing * slots,
+        handing * (slots - 1),
+        (forward + backward) * (pp - 1),
+        exposed + gather,
+        update,
+        moved,
+        np.full_like(forward, k.k_const),
     )
-    total = np.sum(parts, axis=0)
-    between = (
-        np.where(tp_inside, 0.0, parts[2]) + np.where(one_node, 0.0, parts[3]) + np.where(dp_inside, 0.0, parts[5])
+    between = np.where(way.tp_inside, 0.0, parts[2]) + np.where(way.one_node, 0.0, parts[3])
+    between = between + np.where(way.dp_inside, 0.0, parts[5])
+    return Breakdowns(*parts, sum(parts[1:], parts[0]), between)
+
+
+class _Ways(NamedTuple):
+    """Which groups sit in one node, and bytes per second of what they send."""
+
+    one_node: NDArray[np.bool_]
+    tp_inside: NDArray[np.bool_]
+    dp_inside: NDArray[np.bool_]
+    tp_rate: Floats
+    pp_rate: Floats
+    dp_rate: Floats
+    dp_nodes: Floats  # that a data-parallel ring passes
+
+
+def _ways(
+    site: Site, plans: PlanArrays, gpus: ArrayLike, nodes: ArrayLike, fewest: ArrayLike | None, world: Environment
+) -> _Ways:
+    dp, tp = plans.dp, plans.tp
+    gpus, nodes = np.asarray(gpus, dtype=np.int64), np.asarray(nodes, dtype=np.int64)
+    one_node = np.broadcast_to(nodes <= 1, dp.shape)
+    held = np.maximum(1, gpus // nodes if fewest is None else np.asarray(fewest, dtype=np.int64))
+    even = gpus == held * nodes
+    tp_inside = one_node | (even & (held % tp == 0))
+    dp_inside = one_node | (even & (held % (dp * tp) == 0))
+
+    # Each card serves the GPUs beside it, so a gang that holds few GPUs of a node has a part of its wire.
+    cards = -(-site.node_gpus // world.gpus_per_card)
+    card = site.wire_gb_s * GB * world.wire / cards
+
+    def reach(used: NDArray[np.int64]) -> Floats:
+        return card * np.minimum(cards, -(-used // world.gpus_per_card))
+
+    inner = site.inner_gb_s * GB * world.inner
+    # A node that tensor groups do not fill evenly shares its wire between the two that straddle its ends.
+    ends = np.where(tp % held == 0, 1.0, 2.0)
+    # One ring per tensor index. A ring goes as fast as in the node where it has the fewest members; groups that do not
+    # fill nodes evenly have a single one somewhere.
+    rings = np.minimum(tp, held)
+    filled = (dp * tp == plans.gpus) & (tp == 1) | ((dp * tp % held == 0) & (held % tp == 0))
+    members = np.where(filled, np.maximum(1, held // tp), 1)
+    return _Ways(
+        one_node,
+        tp_inside,
+        dp_inside,
+        np.where(tp_inside, inner, reach(held) / ends),
+        np.where(one_node, inner, reach(held) / held * world.handing / world.wire),
+        np.where(dp_inside, inner, reach(rings * members) / rings),
+        np.minimum(nodes, dp).astype(np.float64),
     )
-    return Breakdowns(*parts, total, between)
