@@ -39,7 +39,8 @@ def test_every_case_runs_and_is_json(results: dict[str, Any]) -> None:
 def test_a_start_is_taken_apart(results: dict[str, Any]) -> None:
     start = results["live"][0]
     until = start["median_ms_until"]
-    assert 0 < until["decided"] < until["process_made"] <= until["first_act"]
+    jiffy_ms = 10.0  # the kernel dates a process no finer
+    assert 0 < until["decided"] < until["process_made"] <= until["first_act"] + jiffy_ms
     assert start["median_ms"] <= start["p95_ms"] <= start["max_ms"]
 
 

@@ -112,6 +112,12 @@ def test_a_setting_can_need_what_a_live_cluster_does_not_have() -> None:
         live_policy(config(policy="dally", policy_settings=["skip_costly_waits=yes"]))
 
 
+def test_policies_that_change_execution_plans_cannot_run_live() -> None:
+    with pytest.raises(UserError, match="policy rubick changes the execution plans of running jobs") as told:
+        live_policy(config(policy="rubick"))
+    assert "--perf plans" in told.value.hint
+
+
 @pytest.mark.parametrize(("policy", "settings"), [("gandiva", []), ("two-level", ["inner=gandiva"])])
 def test_policies_that_share_gpus_by_themselves_cannot_run_live(policy: str, settings: list[str]) -> None:
     with pytest.raises(UserError, match=f"policy {policy} shares GPUs by itself") as told:

@@ -178,7 +178,7 @@ def test_a_part_that_lost_the_race_for_its_lock_gives_way_to_the_winner(kept: Ke
     first.kill()  # its part has not taken the lock yet, so that the next keeper starts a second one
     first.wait()
     kept.start()
-    eventually(lambda: kept.log("adopted"))
+    eventually(lambda: kept.log("adopted"), 30)
     starts = [entry["pid"] for entry in kept.log("started")]
     assert kept.pid("controller") in starts
     assert [death["pid"] for death in kept.log("died")] == [pid for pid in starts if pid != kept.pid("controller")]

@@ -48,7 +48,7 @@ def test_models_are_assigned_by_seed() -> None:
 
 
 def test_speed_models_by_name() -> None:
-    assert list(registry()) == ["tiers", "ideal", "network", "gavel", "pollux", "artist", "hkbu"]
+    assert list(registry()) == ["tiers", "ideal", "network", "gavel", "pollux", "artist", "hkbu", "plans"]
     assert registry()["tiers"] is Tiers
     assert registry()["ideal"] is Ideal
     with pytest.raises(UserError, match=r"unknown performance model 'tier'\ndid you mean 'tiers'\?"):

@@ -448,6 +448,7 @@ def test_themis_between_organisations_keeps_to_the_leases(trace: Trace, f: float
         ({"inner": "two-level"}, "two-level: two-level cannot run inside an organisation\ninner is any other policy"),
         ({"inner": "ada-srsf"}, "two-level: ada-srsf cannot run inside an organisation"),
         ({"inner": "tiresias-compat"}, "two-level: tiresias-compat cannot run inside an organisation"),
+        ({"inner": "rubick"}, "two-level: inner=rubick decides on execution plans, which cannot be"),
         ({"inner_set": "promote_knob"}, "two-level: inner_set=promote_knob: 'promote_knob' is not KEY=VALUE\nwrite"),
         ({"inner_set": "knob=1"}, "policy tiresias-l inside two-level has no parameter 'knob'"),
         ({"inner_set": "promote_knob=-1"}, "policy tiresias-l inside two-level: promote_knob=-1 must be at least 0"),

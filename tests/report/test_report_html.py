@@ -165,7 +165,10 @@ def long_run(jobs: int) -> Result:
             "queue_delay_s": jct / 2,
             "first_wait_s": jct / 2,
             **{f"{part}_gpu_s": zeros for part in ("useful", "overhead", "lost", "idle_held", "spread")},
-            **{kind: zeros.astype(int) for kind in ("preemptions", "promotions", "demotions", "migrations", "resizes")},
+            **{
+                kind: zeros.astype(int)
+                for kind in ("preemptions", "promotions", "demotions", "migrations", "resizes", "reconfigurations")
+            },
             **{name: pl.Series([None] * jobs, dtype=pl.String) for name in ("tenant", "model")},
             **dict.fromkeys(("ran_s", "comm_s"), zeros),
         }

@@ -19,7 +19,7 @@ from thebes.sim.result import Result
 
 def jobs_frame(rows: Sequence[Mapping[str, float | str | None]]) -> pl.DataFrame:
     """Job rows with what the metrics read; what a row does not say is zero, or null for a job that did not finish."""
-    counts = ("preemptions", "promotions", "demotions", "migrations", "resizes")
+    counts = ("preemptions", "promotions", "demotions", "migrations", "resizes", "reconfigurations")
     sums = ("useful_gpu_s", "overhead_gpu_s", "lost_gpu_s", "idle_held_gpu_s", "spread_gpu_s", "ran_s", "comm_s")
     words = ("tenant", "model")
     times = ("submit_s", "duration_s", "finish_s", "jct_s", "queue_delay_s", "first_wait_s")

@@ -207,6 +207,7 @@ def _jobs_frame(
             "demotions": zeros,
             "migrations": zeros,
             "resizes": zeros,
+            "reconfigurations": zeros,
             "useful_gpu_s": useful,
             "overhead_gpu_s": overhead,
             "lost_gpu_s": np.zeros(trace.height),

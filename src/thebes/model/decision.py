@@ -72,17 +72,19 @@ class Decision:
     memory: object = None  # comes back in the next View: what a policy must remember, in the open
     counts: NDArray[np.int64] | None = None  # per row: how many GPUs; None: what each asked for
     shares: NDArray[np.float64] | None = None  # per row: its share of each of its GPUs; None: nobody shares
+    plans: NDArray[np.int64] | None = None  # per row: code of its execution plan; None: each keeps its own
+    cpus: NDArray[np.int64] | None = None  # per row: CPUs for each of its GPUs; None: what each asked for
 
     def __post_init__(self) -> None:
         # Compiled code takes these as they lie in memory: whatever a policy hands over becomes rows of whole numbers.
         for name in ("rows", "gpus", "promote"):
             object.__setattr__(self, name, _whole_numbers(getattr(self, name), name))
-        for name in ("queues", "counts"):
+        for name in ("queues", "counts", "plans", "cpus"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _whole_numbers(getattr(self, name), name))
         if self.shares is not None:
             object.__setattr__(self, "shares", _shares(self.shares))
-        for name in ("counts", "shares"):
+        for name in ("counts", "shares", "plans", "cpus"):
             given = getattr(self, name)
             if given is not None and len(given) != len(self.rows):
                 raise UserError(
@@ -100,7 +102,7 @@ class Actions:
 
     suspend: NDArray[np.int64]
     start: NDArray[np.int64]  # from waiting: a first start or a resume
-    migrate: NDArray[np.int64]  # to other GPUs, or to another number of them
+    migrate: NDArray[np.int64]  # to other GPUs, to another number of them, or to another execution plan
     offset: NDArray[np.int64]  # where each row of `decision.rows` has its GPUs in `decision.gpus`
     counts: NDArray[np.int64]  # and how many they are
 
@@ -121,11 +123,13 @@ FAULTS = (
     "gives a share that is not above 0 and at most 1",
     "gives the jobs on a GPU more memory than it has",
     f"puts more than {MAX_SHARERS} jobs on one GPU",
+    "gives the jobs on a node more CPUs than it has, or fewer than none",
+    "gives the jobs on a node more host memory than it has",
 )
 SOUND, TWICE, NOT_WHOLE, NOT_ALIVE, NO_SUCH_GPU, WRONG_KIND, NOT_SORTED, NOT_TO_BE_HAD, BEYOND_QUOTA, BAD_SHARE = range(
     10
 )
-NO_MEMORY, CROWDED = 10, 11
+NO_MEMORY, CROWDED, NO_CPUS, NO_HOST_MEMORY = 10, 11, 12, 13
 _OVER = 1.0 + 1e-9  # three thirds are a whole GPU
 
 
@@ -142,21 +146,40 @@ def shares_of(decision: Decision) -> NDArray[np.float64]:
     return np.ones(len(decision.rows)) if decision.shares is None else decision.shares
 
 
+class Execution(NamedTuple):
+    """The plan of each row of a Decision, and what it takes; nothing at all where jobs have no plans."""
+
+    plan: NDArray[np.int64]  # codes
+    profile: NDArray[np.int64]  # first row of profiles of the plan with these CPUs
+    cpus: NDArray[np.int64]  # for each GPU
+    host_gib: NDArray[np.float64]  # for each GPU
+    memory_gib: NDArray[np.float64]  # of each GPU
+
+
+UNPLANNED = Execution(_no_rows(), _no_rows(), _no_rows(), np.zeros(0), np.zeros(0))
+
+
 class Workspace(NamedTuple):
-    """Room for the checker to work in: one cell per GPU."""
+    """Room for the checker to work in: one cell per GPU, or per node."""
 
     given: NDArray[np.float64]  # shares handed out
     memory_gib: NDArray[np.float64]
     jobs: NDArray[np.int64]
+    cpus: NDArray[np.float64]
+    host_gib: NDArray[np.float64]
 
 
 def workspace_for(m: Machine) -> Workspace:
-    return Workspace(np.zeros(len(m.gpus)), np.zeros(len(m.gpus)), np.zeros(len(m.gpus), dtype=np.int64))
+    gpus, nodes = len(m.gpus), len(m.nodes)
+    return Workspace(np.zeros(gpus), np.zeros(gpus), np.zeros(gpus, dtype=np.int64), np.zeros(nodes), np.zeros(nodes))
 
 
-def fault_in(table: JobTable, m: Machine, decision: Decision, room: Workspace) -> tuple[int, int]:
+def fault_in(
+    table: JobTable, m: Machine, decision: Decision, room: Workspace, execution: Execution = UNPLANNED
+) -> tuple[int, int]:
     """Design rule 3: (fault, row), where fault 0 means sound."""
-    return _find_faults(table, m, decision.rows, counts_of(table, decision), shares_of(decision), decision.gpus, room)
+    counts, shares = counts_of(table, decision), shares_of(decision)
+    return _find_faults(table, m, decision.rows, counts, shares, decision.gpus, execution, room)
 
 
 @compiled
@@ -167,12 +190,16 @@ def faults(
     counts: NDArray[np.int64],
     shares: NDArray[np.float64],
     gpus: NDArray[np.int64],
+    execution: Execution,
     room: Workspace,
 ) -> tuple[int, int]:
-    given, memory_gib, there = room
+    given, memory_gib, there, cpus, host_gib = room
     given[:] = 0.0
     memory_gib[:] = 0.0
     there[:] = 0
+    cpus[:] = 0.0
+    host_gib[:] = 0.0
+    planned = execution.plan.size > 0
     at = 0
     for i in range(rows.size):
         row = rows[i]
@@ -197,7 +224,7 @@ def faults(
             there[gpu] += 1
             if there[gpu] > MAX_SHARERS:
                 return CROWDED, row
-            memory_gib[gpu] += job.memory_gib
+            memory_gib[gpu] += execution.memory_gib[i] if planned else job.memory_gib
             has_gib = m.kinds[m.nodes[m.gpus[gpu].node].node_kind].memory_gib
             if there[gpu] > 1 and memory_gib[gpu] > has_gib * _OVER:
                 return NO_MEMORY, row  # alone, whatever the user asked for is the user's business
@@ -207,6 +234,14 @@ def faults(
             if not (job.kinds >> gpu_kind) & 1 or (kind >= 0 and kind != gpu_kind):
                 return WRONG_KIND, row
             kind = gpu_kind
+            if planned:
+                node = m.gpus[gpu].node
+                cpus[node] += execution.cpus[i]
+                host_gib[node] += execution.host_gib[i]
+                if execution.cpus[i] < 0 or cpus[node] > m.nodes[node].cpus * _OVER:
+                    return NO_CPUS, row
+                if host_gib[node] > m.nodes[node].host_gib * _OVER:
+                    return NO_HOST_MEMORY, row
         at += count
     if at != gpus.size:
         return NOT_WHOLE, -1
@@ -219,10 +254,10 @@ def faults(
     return SOUND, -1
 
 
-def diff(table: JobTable, alive: NDArray[np.int64], decision: Decision) -> Actions:
-    """The actions that lead from what is to what is wanted."""
+def diff(table: JobTable, alive: NDArray[np.int64], decision: Decision, execution: Execution = UNPLANNED) -> Actions:
+    """The actions that lead from what is to what is wanted. Other CPUs alone are no action: they cost nothing."""
     counts = counts_of(table, decision)
-    return Actions(*_compare(table, alive, decision.rows, counts, decision.gpus), counts)
+    return Actions(*_compare(table, alive, decision.rows, counts, decision.gpus, execution.plan), counts)
 
 
 @compiled
@@ -232,6 +267,7 @@ def _diff(
     rows: NDArray[np.int64],
     counts: NDArray[np.int64],
     gpus: NDArray[np.int64],
+    plans: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     jobs = table.jobs
     suspend, start = np.empty(alive.size, dtype=np.int64), np.empty(rows.size, dtype=np.int64)
@@ -244,7 +280,7 @@ def _diff(
             if jobs[row].phase == WAITING:
                 start[starts] = wanted
                 starts += 1
-            elif count != jobs[row].width:
+            elif count != jobs[row].width or (plans.size > 0 and plans[wanted] != jobs[row].plan):
                 migrate[migrates] = wanted
                 migrates += 1
             else:

@@ -35,6 +35,10 @@ JOB = np.dtype(
         ("utilisation", np.float64),  # share of a GPU's time that it computes when alone
         ("profile", np.int64),  # first row of its profiles (see thebes.model.profiles)
         ("full_s", np.float64),  # the iteration that counts as speed 1, on the GPUs it asked for
+        ("asked_plan", np.int64),  # its own execution plan (thebes.model.plan); NO_PLAN where plans play no part
+        ("asked_cpus", np.int64),  # for each of its GPUs
+        ("asked_profile", np.int64),  # the first row of profiles of that plan, with these CPUs
+        ("guaranteed", np.bool_),  # its tenant's quota vouches for its speed; else it takes what is left
         ("best_tier", np.int64),  # the narrowest network it could be placed in, on an idle cluster
         ("min_nodes", np.int64),
         ("want_nodes", np.int64),  # spread evenly over exactly so many nodes; 0: as the placement likes
@@ -48,6 +52,10 @@ JOB = np.dtype(
         ("phase", np.int64),
         ("width", np.int64),  # GPUs that it holds; what it asked for while it waits
         ("share", np.float64),  # of each GPU; below 1 others sit there too
+        ("plan", np.int64),  # under which it runs, or ran last; the asked one before that
+        ("plan_profile", np.int64),  # where its plan, with its CPUs, stands in the profiles
+        ("cpus", np.int64),  # held with each of its GPUs
+        ("host_gib", np.float64),  # host memory, likewise
         ("since_s", np.float64),  # when this wait, or this hold, began
         ("saved_s", np.float64),  # a suspended job cannot run again before its state is written
         ("ready_s", np.float64),  # when this hold's GPUs are clear and the job's own state is written
@@ -81,6 +89,7 @@ JOB = np.dtype(
         ("demotions", np.int64),
         ("migrations", np.int64),
         ("resizes", np.int64),
+        ("reconfigurations", np.int64),  # another plan on as many GPUs
         # the account of the GPU-seconds it held
         ("useful_gpu_s", np.float64),
         ("overhead_gpu_s", np.float64),

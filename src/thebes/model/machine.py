@@ -30,6 +30,8 @@ NODE = np.dtype(
         ("node_kind", np.int64),
         ("rack", np.int64),
         ("free", np.int64),
+        ("cpus", np.float64),  # infinite where the cluster does not say: then nobody can have too many
+        ("host_gib", np.float64),
     ]
 )
 GPU = np.dtype(
@@ -66,6 +68,8 @@ def machine_of(cluster: Cluster) -> Machine:
     nodes = np.recarray(count, dtype=NODE)
     nodes.first, nodes.gpus = cluster.node_first_gpu, cluster.node_gpus
     nodes.node_kind, nodes.rack, nodes.free = cluster.node_kind, cluster.node_rack, 0
+    nodes.cpus = np.array([kind.cpus or np.inf for kind in cluster.kinds])[cluster.node_kind]
+    nodes.host_gib = np.array([kind.memory_gib or np.inf for kind in cluster.kinds])[cluster.node_kind]
     gpus = np.recarray(cluster.total_gpus, dtype=GPU)
     gpus.node, gpus.group, gpus.owner, gpus.clear_s = cluster.gpu_node, cluster.gpu_group, FREE, -np.inf
     kinds = np.recarray(len(cluster.kinds), dtype=KIND)

@@ -22,10 +22,12 @@ from thebes.model.machine import Machine
 DURATIONS = "durations"  # how long each job will run: oracles only
 DISTRIBUTION = "distribution"  # the total service of finished jobs
 PROFILES = "profiles"  # how fast each job would run in other places
+PLANS = "plans"  # how fast each job would run under every execution plan
 NEEDS = {
     DURATIONS: "the run time of each job in advance (an oracle: cannot run live)",
     DISTRIBUTION: "the service that finished jobs took",
     PROFILES: "how fast each job would run in other places, from profiles of its model",
+    PLANS: "the speed and the memory of every execution plan, from a fitted model (simulation with --perf plans)",
 }
 
 
@@ -224,6 +226,43 @@ class JobsView:
         return self._tier_speeds[self.rows, tier]
 
     @cached_property
+    def plan(self) -> NDArray[np.int64]:
+        """Code (`thebes.plan_of`) of the execution plan that it runs under, ran under last, or asked for; 0: none."""
+        return self._all["plan"][self.rows]
+
+    @cached_property
+    def asked_plan(self) -> NDArray[np.int64]:
+        """Code of the execution plan that its user wrote."""
+        return self._all["asked_plan"][self.rows]
+
+    @cached_property
+    def cpus(self) -> NDArray[np.int64]:
+        """CPUs that it holds with each of its GPUs; what it asked for while it waits."""
+        return np.where(self.running, self._all["cpus"][self.rows], self.asked_cpus)
+
+    @cached_property
+    def asked_cpus(self) -> NDArray[np.int64]:
+        """CPUs asked for with each GPU."""
+        return self._all["asked_cpus"][self.rows]
+
+    @cached_property
+    def guaranteed(self) -> NDArray[np.bool_]:
+        """Whether its tenant's quota vouches for the speed that it asked for; best effort otherwise."""
+        return self._all["guaranteed"][self.rows]
+
+    @cached_property
+    def moves(self) -> NDArray[np.int64]:
+        """How often it was moved, resized or reconfigured while it ran."""
+        jobs = self._all[self.rows]
+        return jobs["migrations"] + jobs["resizes"] + jobs["reconfigurations"]
+
+    @cached_property
+    def iteration_s(self) -> NDArray[np.float64]:
+        """Measured: seconds of one iteration as it runs now; 0 while it does not run."""
+        speed = np.where(self._running_s > 0.0, self.speed, 0.0)
+        return np.divide(self._all["full_s"][self.rows], speed, out=np.zeros(len(self)), where=speed > 0.0)
+
+    @cached_property
     def skew(self) -> NDArray[np.float64]:
         """Share of the model's largest tensor, 0 where the model is unknown."""
         return self._all["skew"][self.rows]
@@ -265,6 +304,17 @@ class View:
     finished_gpu_s: NDArray[np.float64]  # service of finished jobs, in order of finish; empty unless declared
     memory: object = None  # what the policy's last Decision asked to remember
     tenants: tuple[str, ...] = ("",)  # names, by the numbers in `jobs.tenant`
+    _plans: Any = None
+
+    @property
+    def plans(self) -> Any:
+        """The book of plans (`thebes.perf.plans.book.PlanBook`) of the models that `jobs.model` numbers."""
+        if self._plans is None:
+            raise HiddenFromPolicy(
+                f"view.plans is hidden: the policy does not declare that it needs '{PLANS}'.",
+                hint=f'Write needs = frozenset({{"{PLANS}"}}) in the policy\'s class to be shown it.',
+            )
+        return self._plans
 
     @property
     def quotas(self) -> NDArray[np.int64]:

@@ -8,11 +8,25 @@ from thebes.perf.base import SpeedModel, Times
 from thebes.perf.hkbu import Hkbu
 from thebes.perf.measured import Gavel, Pollux
 from thebes.perf.network import Network
+from thebes.perf.plans.speed import Plans
 from thebes.perf.tiers import Ideal, Tiers
 
-__all__ = ["Artist", "Gavel", "Hkbu", "Ideal", "Network", "Pollux", "SpeedModel", "Tiers", "Times", "find", "registry"]
+__all__ = [
+    "Artist",
+    "Gavel",
+    "Hkbu",
+    "Ideal",
+    "Network",
+    "Plans",
+    "Pollux",
+    "SpeedModel",
+    "Tiers",
+    "Times",
+    "find",
+    "registry",
+]
 
-_ALL: tuple[type[SpeedModel], ...] = (Tiers, Ideal, Network, Gavel, Pollux, Artist, Hkbu)
+_ALL: tuple[type[SpeedModel], ...] = (Tiers, Ideal, Network, Gavel, Pollux, Artist, Hkbu, Plans)
 
 
 def registry() -> dict[str, type[SpeedModel]]:

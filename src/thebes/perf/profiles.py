@@ -8,8 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.cluster import TIERS, Cluster
+from thebes.model.decision import Execution
+from thebes.model.plan import plan_of
 from thebes.model.profiles import GROUP_SHAPE, TIER_RACK, Profiles, shape_of, shape_table
 from thebes.perf.base import SpeedModel, Times
+from thebes.perf.plans.profiles import PlanProfiles
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,9 @@ def profiles_for(
                         here[kind] = times
                 parts.append(times)
                 sizes.append(len(nodes))
-        full_s[at], tier_speeds[at] = _references(perf, here, asked, reaches)
+        full_s[at], tier_speeds[at] = _references(
+            here, asked, reaches, gamma=perf.overlap_gamma, relative_to_compute=perf.relative_to_compute
+        )
     table = Profiles(
         first=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
         compute_s=np.concatenate([p.compute_s for p in parts]),
@@ -110,6 +115,21 @@ def profiles_for(
         gamma=np.array([perf.overlap_gamma]),
     )
     return JobProfiles(table, first_row[jobs], full_s[jobs], tier_speeds[jobs])
+
+
+def profiles_of_plans(
+    plans: PlanProfiles, cluster: Cluster, number: NDArray[np.int64], asked: Execution
+) -> JobProfiles:
+    """Jobs with execution plans: speed 1 is the plan that each asked for, at its best placement."""
+    reaches = _reaches(cluster)
+    full_s, tier_speeds = np.zeros(len(number)), np.zeros((len(number), len(TIERS)))
+    examples, jobs = _distinct((number, asked.plan, asked.cpus))
+    for at, job in enumerate(examples.tolist()):
+        plan = plan_of(int(asked.plan[job]))
+        times = plans.times(int(number[job]), plan, int(asked.cpus[job]))
+        mine = jobs == at
+        full_s[mine], tier_speeds[mine] = _references(dict.fromkeys(range(len(reaches)), times), plan.gpus, reaches)
+    return JobProfiles(plans.table, asked.profile, full_s, tier_speeds)
 
 
 def _distinct(keys: tuple[NDArray[np.int64], ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -123,13 +143,18 @@ def _distinct(keys: tuple[NDArray[np.int64], ...]) -> tuple[NDArray[np.int64], N
 
 
 def _references(
-    perf: SpeedModel, times: dict[int, Times], gpus: int, reaches: list[_Reach]
+    times: dict[int, Times],
+    gpus: int,
+    reaches: list[_Reach],
+    *,
+    gamma: float = 1.0,
+    relative_to_compute: bool = False,
 ) -> tuple[float, NDArray[np.float64]]:
     """The iteration that counts as speed 1, and the speed in each tier, on the fastest kind that will do."""
     tier_s = np.full(len(TIERS), np.inf)
     full_s = np.inf
     for kind, here in times.items():
-        seconds = iterations(here, perf.overlap_gamma)
+        seconds = iterations(here, gamma)
         best = None
         for tier in range(len(TIERS)):
             nodes = reaches[kind].nodes_in(gpus, tier)
@@ -139,5 +164,5 @@ def _references(
             tier_s[tier] = min(tier_s[tier], seconds[shape])
             best = shape if best is None else best
         if best is not None:
-            full_s = min(full_s, float((here.compute_s if perf.relative_to_compute else seconds)[best]))
+            full_s = min(full_s, float((here.compute_s if relative_to_compute else seconds)[best]))
     return full_s, np.where(np.isfinite(tier_s), full_s / tier_s, 0.0)

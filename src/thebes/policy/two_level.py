@@ -20,7 +20,7 @@ from thebes.model.errors import UserError, nearest
 from thebes.model.jobs import HELD, NEVER
 from thebes.model.machine import Machine, copy_of
 from thebes.model.parameters import configure, parameter
-from thebes.model.view import DURATIONS, JobsView, View
+from thebes.model.view import DURATIONS, PLANS, JobsView, View
 from thebes.policy.base import Policy
 from thebes.policy.fair_share import (
     Account,
@@ -149,6 +149,11 @@ class TwoLevel(Policy):
             if weight <= 0:
                 raise UserError(f"two-level: the weight of '{name}' is {weight:g}", hint="weights are above 0")
         inside = self._configured()
+        if PLANS in inside.needs:
+            raise UserError(
+                f"two-level: inner={self.inner} decides on execution plans, which cannot be done on lease",
+                hint=f"use {self.inner} by itself: it has quotas of its own",
+            )
         for name, value in (("_inside", inside), ("_quotas", quotas), ("_weights", weights)):
             object.__setattr__(self, name, value)
         # What the inner policy needs to know and may do, the outer one needs and does.

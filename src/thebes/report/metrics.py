@@ -264,6 +264,7 @@ def _placement_figures(
         "idle_wanted_gpu_seconds": wanted,
         "fragmentation": wanted / capacity if wanted is not None and capacity else None,
         "resizes": _count(jobs, "resizes"),
+        "reconfigurations": _count(jobs, "reconfigurations"),
     }
 
 

@@ -107,7 +107,8 @@ def result_table(metrics: Figures) -> Table:
         (
             "moves",
             f"{units.count(say('preemptions'))} preemptions, {units.count(say('promotions'))} promotions, "
-            f"{units.count(say('migrations'))} migrations, {units.count(say('resizes'))} resizes",
+            f"{units.count(say('migrations'))} migrations, {units.count(say('resizes'))} resizes, "
+            f"{units.count(say('reconfigurations'))} reconfigurations",
         ),
         ("GPU time", _account_line(metrics)),
         ("simulated in", f"{units.duration(say('wall_seconds'))}, {units.count(say('events'))} events"),

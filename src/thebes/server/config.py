@@ -135,7 +135,7 @@ def _corrupted(path: Path, fault: str) -> UserError:
 def live_policy(config: Config) -> tuple[Policy, Placement]:
     """The policy and the placement of a live cluster; those that need to know durations are refused."""
     from thebes.model.parameters import configure
-    from thebes.model.view import DURATIONS, PROFILES
+    from thebes.model.view import DURATIONS, PLANS, PROFILES
     from thebes.placement import find as find_placement
     from thebes.policy import find as find_policy
 
@@ -160,6 +160,11 @@ def live_policy(config: Config) -> tuple[Policy, Placement]:
         raise UserError(
             f"policy {label} needs profiles of the models, which a live cluster does not have yet",
             hint="`thebes policies` tells what each needs; tiresias-l, las and fifo need nothing",
+        )
+    if PLANS in policy.needs:
+        raise UserError(
+            f"policy {label} changes the execution plans of running jobs, which the engines do not carry out yet",
+            hint="try it in simulation: `thebes simulate … --policy " + label + " --perf plans`",
         )
     if policy.shares:
         raise UserError(

@@ -130,6 +130,7 @@ def _jobs_frame(
         pl.Series("demotions", outcome.demotions),
         pl.Series("migrations", never),
         pl.Series("resizes", never),
+        pl.Series("reconfigurations", never),
         pl.Series("useful_gpu_s", (outcome.executed_s * gpus).astype(np.float64)),
         *(pl.Series(name, nothing) for name in ("overhead_gpu_s", "lost_gpu_s", "idle_held_gpu_s", "spread_gpu_s")),
         pl.Series("ran_s", outcome.executed_s.astype(np.float64)),

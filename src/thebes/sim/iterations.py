@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
 from thebes.model.compiled import Record, Records, compiled, entry, inner, plain
-from thebes.model.decision import MAX_SHARERS, diff, shares_of
+from thebes.model.decision import MAX_SHARERS, UNPLANNED, diff, shares_of
 from thebes.model.errors import UserError
 from thebes.model.jobs import FINISHED, HELD, NEVER, JobTable, gpus_of
 from thebes.model.machine import ZERO, Machine, nodes_spanned, tier_spanned
@@ -623,7 +623,7 @@ class IterationLoop(Loop):
         view = self.view()
         decision = self.policy.decide(view)
         if self.checks:
-            self._check(decision, view)
+            self._check(decision, view, UNPLANNED)  # every job keeps its own plan: nothing to look up
         actions = diff(self.world.table, view.jobs.rows, decision)
         if len(actions.suspend) or len(actions.migrate):
             raise UserError(

@@ -13,17 +13,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
-from thebes.model.compiled import compiled, entry, inner, plain
-from thebes.model.decision import FAULTS, Decision, diff, fault_in, shares_of, workspace_for
+from thebes.model.compiled import Record, compiled, entry, inner, plain
+from thebes.model.decision import (
+    FAULTS,
+    UNPLANNED,
+    Decision,
+    Execution,
+    diff,
+    fault_in,
+    shares_of,
+    workspace_for,
+)
 from thebes.model.errors import UserError
 from thebes.model.jobs import HELD, NEVER, WAITING
 from thebes.model.machine import copy_of
-from thebes.model.view import DISTRIBUTION, PROFILES, JobsView, Sketch, View
+from thebes.model.view import DISTRIBUTION, PLANS, PROFILES, JobsView, Sketch, View
 from thebes.policy.base import Policy
 from thebes.sim.calendar import Calendar, calendar_for, next_event_s, schedule
-from thebes.sim.neighbours import charge_pace, touch
+from thebes.sim.executions import Executions
+from thebes.sim.neighbours import charge_pace, come, go, touch
 from thebes.sim.profiler import REFIT_EVERY, refit_pack_limit
 from thebes.sim.world import (
+    MIGRATE,
+    RECONFIGURE,
+    RESIZE,
     World,
     arrive,
     begin,
@@ -89,6 +102,17 @@ def _reschedule_touched(w: World, calendar: Calendar) -> None:
             schedule(calendar, row, w.table.jobs[row].finish_s)
 
 
+@inner
+def _execute(job: Record, execution: Execution, i: int) -> None:
+    """The job takes on the plan and the CPUs of row `i` of the Decision."""
+    if execution.plan.size > 0:
+        job.plan = execution.plan[i]
+        job.plan_profile = execution.profile[i]
+        job.cpus = execution.cpus[i]
+        job.host_gib = execution.host_gib[i]
+        job.memory_gib = execution.memory_gib[i]
+
+
 @compiled
 def carry_out(
     w: World,
@@ -97,6 +121,7 @@ def carry_out(
     counts: NDArray[np.int64],
     shares: NDArray[np.float64],
     gpus: NDArray[np.int64],
+    execution: Execution,
     suspended: NDArray[np.int64],
     started: NDArray[np.int64],
     migrated: NDArray[np.int64],
@@ -123,18 +148,34 @@ def carry_out(
         depart(w, rows[i])
     for i in migrated:
         job = jobs[rows[i]]
-        resized = job.width != counts[i]
+        change, moved = MIGRATE, False
+        for at in range(min(job.width, counts[i])):
+            moved = moved or slots[job.first_slot + at] != gpus[offset[i] + at]
+        if job.width != counts[i]:
+            change, moved = RESIZE, True
+        elif execution.plan.size and execution.plan[i] != job.plan:
+            change = RECONFIGURE
         job.width = counts[i]
+        _execute(job, execution, i)
         slots[job.first_slot : job.first_slot + job.width] = gpus[offset[i] : offset[i] + counts[i]]
-        arrive(w, rows[i], resized)
+        arrive(w, rows[i], change, moved)
         schedule(calendar, rows[i], job.finish_s)
     for i in started:
         job = jobs[rows[i]]
         job.width = counts[i]
+        _execute(job, execution, i)
         slots[job.first_slot : job.first_slot + job.width] = gpus[offset[i] : offset[i] + counts[i]]
         take_slots(w, rows[i])
         begin(w, rows[i])
         schedule(calendar, rows[i], job.finish_s)
+    for i in range(execution.plan.size):
+        job = jobs[rows[i]]
+        if job.cpus != execution.cpus[i]:  # it goes on where it is, at another pace
+            charge_pace(job, now_s, checkpoint_every_s(w))
+            go(w.neighbours, w.machine, w.table, rows[i])
+            _execute(job, execution, i)
+            come(w.neighbours, w.machine, w.table, rows[i])
+            touch(w.neighbours, jobs, rows[i])
     _reschedule_touched(w, calendar)
     w.clock[0].decisions += 1
 
@@ -161,6 +202,7 @@ class Loop:
         checks: bool,
         tenants: tuple[str, ...] = ("",),
         tier_speeds: NDArray[np.float64] | None = None,
+        executions: Executions | None = None,
     ) -> None:
         count = len(world.table.jobs)
         self.world = world
@@ -169,6 +211,7 @@ class Loop:
         self.checks = checks
         self.tenants = tenants
         self.tier_speeds = tier_speeds if PROFILES in policy.needs else None
+        self.executions = executions
         self.calendar = calendar_for(world.table.jobs)
         self.alive = Alive(np.zeros(count, dtype=np.int64), np.zeros(1, dtype=np.int64))
         self.sketch = Sketch(copy_of(world.machine), world.table.slots.copy(), np.zeros(count, dtype=np.bool_))
@@ -212,19 +255,21 @@ class Loop:
             finished_gpu_s=world.services[: world.clock["finished"][0] if DISTRIBUTION in needs else 0],
             memory=self.memory,
             tenants=self.tenants,
+            _plans=self.executions.book if self.executions and PLANS in needs else None,
         )
 
     def _decide(self) -> None:
         view = self.view()
         decision = self.policy.decide(view)
+        execution = self._execution(decision)
         if self.checks:
-            self._check(decision, view)
+            self._check(decision, view, execution)
         if not decision.wake_s > view.now_s:
             raise UserError(
                 f"policy {self.policy.label}: at {view.now_s:g} s it asks to be woken at {decision.wake_s:g} s",
                 hint="wake_s is an instant after view.now_s; leave it out if nothing changes by itself",
             )
-        actions = diff(self.world.table, view.jobs.rows, decision)
+        actions = diff(self.world.table, view.jobs.rows, decision, execution)
         _carry_out(
             self.world,
             self.calendar,
@@ -232,6 +277,7 @@ class Loop:
             actions.counts,
             shares_of(decision),
             decision.gpus,
+            execution,
             actions.suspend,
             actions.start,
             actions.migrate,
@@ -243,13 +289,22 @@ class Loop:
         self.wake_s = decision.wake_s
         self.memory = decision.memory
 
-    def _check(self, decision: object, view: View) -> None:
+    def _execution(self, decision: object) -> Execution:
+        """The plans of a Decision, looked up; profiles of plans that nobody had yet join the world's."""
+        if self.executions is None or not isinstance(decision, Decision):
+            return UNPLANNED
+        execution, profiles = self.executions.of(self.world.table, decision, self.policy.label)
+        if profiles is not self.world.neighbours.profiles:
+            self.world = self.world._replace(neighbours=self.world.neighbours._replace(profiles=profiles))
+        return execution
+
+    def _check(self, decision: object, view: View, execution: Execution) -> None:
         if not isinstance(decision, Decision):
             raise UserError(
                 f"policy {self.policy.label}: decide returned {type(decision).__name__}, not a Decision",
                 hint="end it with `return thebes.fill(view, order)`",
             )
-        fault, row = fault_in(self.world.table, self.world.machine, decision, self.room)
+        fault, row = fault_in(self.world.table, self.world.machine, decision, self.room, execution)
         if not fault and decision.shares is not None and not self.policy.shares and (decision.shares < 1).any():
             raise UserError(
                 f"policy {self.policy.label}: its decision shares GPUs, but the policy does not say that it does",

@@ -16,6 +16,7 @@ from thebes.model.compiled import Record, Records, inner
 from thebes.model.decision import MAX_SHARERS
 from thebes.model.jobs import HELD, JobTable, gpus_of, paced_for_s
 from thebes.model.machine import FREE, Machine, occupy, release
+from thebes.model.plan import NO_PLAN
 from thebes.model.profiles import TIER_CLUSTER, Profiles, iteration_s, profile_row, shape_of
 
 NOBODY = -1
@@ -39,6 +40,8 @@ class Neighbours(NamedTuple):
 
 @inner
 def place_in_table(n: Neighbours, m: Machine, job: Record) -> int:
+    if job.plan != NO_PLAN:
+        return job.plan_profile + job.node_kind
     return profile_row(job.profile, job.min_gpus, job.width, m.kinds.size, job.node_kind)
 
 
@@ -169,7 +172,7 @@ def set_pace(n: Neighbours, m: Machine, table: JobTable, row: int) -> None:
     seconds = iteration_s(n.profiles, at, shape, slow)
     compute_s = n.profiles.compute_s[n.profiles.first[at] + shape]
     speed = job.full_s / seconds
-    if job.width != job.gpus:
+    if job.width != job.gpus and job.plan == NO_PLAN:  # a batch on every GPU; a plan keeps the global batch
         speed *= job.width / job.gpus
     if law.disturbs:
         speed *= _rate_on_nodes(n, m, table, row)

@@ -24,10 +24,12 @@ from thebes.perf import SpeedModel
 from thebes.perf.contention import Contention
 from thebes.perf.interference import Interference
 from thebes.perf.models import UNKNOWN_MEMORY_GIB, UNKNOWN_STATE_GIB, UNKNOWN_UTILISATION, Model
-from thebes.perf.profiles import JobProfiles, profiles_for
+from thebes.perf.plans.speed import Plans
+from thebes.perf.profiles import JobProfiles, profiles_for, profiles_of_plans
 from thebes.placement import Placement
 from thebes.placement.strategies import SKEW, max_gang
 from thebes.sim.costs import Costs
+from thebes.sim.executions import Executions, executions_for
 from thebes.sim.neighbours import NOBODY, Neighbours
 from thebes.sim.world import CLOCK, EVENT, OBSERVATION, STEP, World
 
@@ -50,6 +52,7 @@ class Workload:
     profiles: JobProfiles
     catalogue: Mapping[str, Model]  # the models that the speed model knows
     notes: tuple[str, ...]
+    executions: Executions | None = None  # where jobs have execution plans
 
 
 def prepare(
@@ -62,8 +65,12 @@ def prepare(
     limit: int | None = None,
     skip_oversize: bool = False,
     ignore_gpu_type: bool = False,
+    changes_plans: bool = False,
 ) -> Workload:
-    """Choose the jobs, round up their GPUs, give models to those without, refuse what can never run."""
+    """Choose the jobs, round up their GPUs, give models to those without, refuse what can never run.
+
+    Under a policy that changes execution plans, a job can run on any number of GPUs that some plan can use.
+    """
     notes: list[str] = []
     jobs = trace.jobs if limit is None else trace.jobs.head(limit)
     if jobs.is_empty():
@@ -93,9 +100,17 @@ def prepare(
     models = _models(jobs, gpus, perf, seed, trace.name, notes)
     tenants, tenant = _tenants(jobs)
     min_gpus, max_gpus = _elastic(jobs, gpus, cluster, trace.name)
-    profiles = profiles_for(perf, cluster, models, gpus, min_gpus, max_gpus, kinds)
+    if isinstance(perf, Plans):
+        executions = executions_for(perf, cluster, jobs, gpus, models, trace.name)
+        if changes_plans:
+            min_gpus, max_gpus = np.ones_like(gpus), executions.most_gpus
+        profiles = profiles_of_plans(executions.profiles, cluster, executions.number, executions.asked)
+        models, facts = [*executions.models], executions.facts
+    else:
+        executions, facts = None, perf.models()
+        profiles = profiles_for(perf, cluster, models, gpus, min_gpus, max_gpus, kinds)
     return Workload(
-        jobs, gpus, kinds, models, tenants, tenant, min_gpus, max_gpus, profiles, perf.models(), tuple(notes)
+        jobs, gpus, kinds, models, tenants, tenant, min_gpus, max_gpus, profiles, facts, tuple(notes), executions
     )
 
 
@@ -233,6 +248,8 @@ def build_world(
     jobs["work_s"] = jobs["left_s"] = jobs["kept_left_s"] = work.jobs["duration"].to_numpy()
     numbered = _fill_in_models(jobs, work.models, work.catalogue)
     _fill_in_shape(jobs, cluster)
+    if work.executions is not None:
+        _fill_in_plans(jobs, work.executions)
     jobs["suspend_s"], jobs["resume_s"] = costs.suspend_and_resume_s(jobs["state_gib"], jobs["memory_gib"])
     jobs.gang_class = _gang_classes(jobs, placement)
     jobs.first_slot = np.concatenate(([0], np.cumsum(work.max_gpus)[:-1]))
@@ -259,6 +276,15 @@ def build_world(
         observations=plain(np.recarray(LEARNING_WINDOW, dtype=OBSERVATION)),
         learns=np.array([placement.learns]),
     )
+
+
+def _fill_in_plans(jobs: Records, executions: Executions) -> None:
+    asked = executions.asked
+    jobs["model"] = executions.number
+    jobs["asked_plan"] = jobs["plan"] = asked.plan
+    jobs["asked_profile"] = jobs["plan_profile"] = asked.profile
+    jobs["asked_cpus"] = jobs["cpus"] = asked.cpus
+    jobs["host_gib"], jobs["memory_gib"], jobs["guaranteed"] = asked.host_gib, asked.memory_gib, executions.guaranteed
 
 
 def _neighbours(

@@ -16,7 +16,9 @@ from thebes.model.cluster import Cluster
 from thebes.model.errors import UserError
 from thebes.model.jobs import FINISHED, HELD, NEVER
 from thebes.model.parameters import parameters_of, show_value
+from thebes.model.plan import plan_of
 from thebes.model.trace import Trace
+from thebes.model.view import PLANS
 from thebes.perf import SpeedModel, Tiers
 from thebes.perf import find as find_perf
 from thebes.perf.contention import Contention
@@ -138,7 +140,13 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
         limit=options.limit,
         skip_oversize=options.skip_oversize,
         ignore_gpu_type=options.ignore_gpu_type,
+        changes_plans=PLANS in policy.needs,
     )
+    if PLANS in policy.needs and work.executions is None:
+        raise UserError(
+            f"policy {policy.label} decides on execution plans, and performance model {options.perf.name} has none",
+            hint='add --perf plans (in Python: perf="plans")',
+        )
     policy.check(cluster, work.tenants)
     world = build_world(
         work,
@@ -157,12 +165,23 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
     elif isinstance(policy, AdaSrsf):
         refuse_what_no_gpu_holds(world.table, world.machine, policy, work.jobs["job_id"].to_list())
         turns = IterationLoop(
-            world, cluster, policy, checks=options.checks, tenants=work.tenants, tier_speeds=work.profiles.tier_speeds
+            world,
+            cluster,
+            policy,
+            checks=options.checks,
+            tenants=work.tenants,
+            tier_speeds=work.profiles.tier_speeds,
         )
         world = _run_loop(turns, policy, options, progress)
     else:
         simulation = loop.Loop(
-            world, cluster, policy, checks=options.checks, tenants=work.tenants, tier_speeds=work.profiles.tier_speeds
+            world,
+            cluster,
+            policy,
+            checks=options.checks,
+            tenants=work.tenants,
+            tier_speeds=work.profiles.tier_speeds,
+            executions=work.executions,
         )
         world = _run_loop(simulation, policy, options, progress)
     wall_seconds = time.perf_counter() - began
@@ -347,7 +366,8 @@ def _jobs_frame(work: Workload, world: World) -> pl.DataFrame:
         _times("queue_delay_s", jobs.waited_s, finished),
         _times("first_wait_s", jobs.first_start_s - jobs.submit_s, jobs.first_start_s < NEVER),
         *(pl.Series(name, jobs[name].copy()) for name in ("preemptions", "promotions", "demotions", "migrations")),
-        pl.Series("resizes", jobs.resizes.copy()),
+        *(pl.Series(name, jobs[name].copy()) for name in ("resizes", "reconfigurations")),
+        *_plan_columns(work, jobs),
         *(pl.Series(name, jobs[name].copy()) for name in ("useful_gpu_s", "overhead_gpu_s", "lost_gpu_s")),
         pl.Series("idle_held_gpu_s", jobs.idle_gpu_s.copy()),
         pl.Series("spread_gpu_s", jobs.spread_gpu_s.copy()),
@@ -358,6 +378,23 @@ def _jobs_frame(work: Workload, world: World) -> pl.DataFrame:
     )
 
 
+def _plan_columns(work: Workload, jobs: np.recarray[Any, Any]) -> list[pl.Series]:
+    if work.executions is None:
+        return []
+    return [
+        pl.Series("plan_last", _plan_names(jobs.plan)),
+        pl.Series("cpus_last", jobs.cpus.copy()),
+        pl.Series("guaranteed", jobs.guaranteed.copy()),
+    ]
+
+
+def _plan_names(codes: np.ndarray[Any, Any]) -> pl.Series:
+    """Plans in words; null where a job has none."""
+    distinct, number = np.unique(codes, return_inverse=True)
+    words = pl.Series([str(plan_of(int(code))) if code else None for code in distinct], dtype=pl.String)
+    return words.gather(number.ravel())
+
+
 def _times(name: str, values: np.ndarray[Any, Any], known: np.ndarray[Any, Any]) -> pl.Series:
     return pl.Series(name, np.where(known, values, np.nan)).fill_nan(None)
 
@@ -365,7 +402,7 @@ def _times(name: str, values: np.ndarray[Any, Any], known: np.ndarray[Any, Any])
 def _events_frame(world: World) -> pl.DataFrame:
     log = world.log[: world.clock["logged"][0]].view(np.recarray)
     kinds = pl.Series("kind", EVENT_KINDS, dtype=pl.Enum(EVENT_KINDS))
-    return pl.DataFrame(
+    events = pl.DataFrame(
         {
             "time_s": log.time_s.copy(),
             "job": log.job.copy(),
@@ -374,3 +411,4 @@ def _events_frame(world: World) -> pl.DataFrame:
             "nodes": log.nodes.copy(),
         }
     )
+    return events.with_columns(_plan_names(log.plan).alias("plan")) if log.plan.any() else events

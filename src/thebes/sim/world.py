@@ -20,10 +20,17 @@ from thebes.policy.priority import ticks_until
 from thebes.sim.neighbours import Neighbours, charge_pace, come, go, move_in, move_out, repace
 
 # Event kinds: positions in thebes.sim.result.EVENT_KINDS.
-FINISH, SUBMIT, DEMOTE, PROMOTE, SUSPEND, START, RESUME, MIGRATE, RESIZE = np.arange(9)
+FINISH, SUBMIT, DEMOTE, PROMOTE, SUSPEND, START, RESUME, MIGRATE, RESIZE, RECONFIGURE = np.arange(10)
 
 EVENT = np.dtype(
-    [("time_s", np.float64), ("job", np.uint32), ("event", np.int8), ("gpus", np.int32), ("nodes", np.int32)]
+    [
+        ("time_s", np.float64),
+        ("plan", np.int64),  # its code
+        ("job", np.uint32),
+        ("gpus", np.int32),
+        ("nodes", np.int32),
+        ("event", np.int8),
+    ]
 )
 STEP = np.dtype(
     [
@@ -89,6 +96,7 @@ def record(w: World, row: int, event: int, nodes: int) -> None:
     entry.job = row
     entry.event = event
     entry.gpus = w.table.jobs[row].width
+    entry.plan = w.table.jobs[row].plan
     entry.nodes = nodes
     clock.logged += 1
     clock.events += 1
@@ -333,20 +341,25 @@ def depart(w: World, row: int) -> None:
 
 
 @inner
-def arrive(w: World, row: int, resized: bool) -> None:
-    """Second half: resume on its new slots. All departures of a decision come first, so that jobs can swap places."""
+def arrive(w: World, row: int, change: int, moved: bool) -> None:
+    """Second half: resume on its new slots. All departures of a decision come first, so that jobs can swap places.
+
+    `change` is the event: MIGRATE, RESIZE or RECONFIGURE; state goes over the network only if the GPUs are others.
+    """
     job, costs = w.table.jobs[row], w.costs[0]
     take_slots(w, row)
     hold(w, row)
-    transfer_s = costs.migrate_s + costs.migrate_s_per_gib * job.state_gib
+    transfer_s = costs.migrate_s + costs.migrate_s_per_gib * job.state_gib if moved else 0.0
     job.run_from_s += transfer_s
     job.paced_s += transfer_s
     job.finish_s += transfer_s
-    if resized:
+    if change == RESIZE:
         job.resizes += 1
+    elif change == RECONFIGURE:
+        job.reconfigurations += 1
     else:
         job.migrations += 1
-    record(w, row, RESIZE if resized else MIGRATE, job.nodes)
+    record(w, row, change, job.nodes)
 
 
 @inner

@@ -1,0 +1,86 @@
+"""Profiles of execution plans: one row per (model, plan, CPUs), written when the plan is first used.
+
+There are far more plans than any run uses, so nothing is computed beforehand. The table that compiled code reads keeps
+its place while rows are added and is exchanged for a larger one only when it is full.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from thebes.model.cluster import Cluster
+from thebes.model.plan import Plan
+from thebes.model.profiles import Profiles, shape_table
+from thebes.perf.base import Times
+from thebes.perf.plans.book import Outlook, PlanBook
+
+FIRST_ROWS = 256
+
+
+class PlanProfiles:
+    """How fast plans run on this cluster: by the book's model, or as measured where somebody has."""
+
+    def __init__(self, book: PlanBook, cluster: Cluster, *, as_measured: bool) -> None:
+        self.book = book
+        self.cluster = cluster
+        self.as_measured = as_measured
+        self._rows: dict[tuple[int, Plan, int], int] = {}
+        self.table = Profiles(
+            first=np.zeros(FIRST_ROWS + 1, dtype=np.int64),
+            compute_s=np.zeros(FIRST_ROWS),
+            inner_s=np.zeros(FIRST_ROWS),
+            wire_s=np.zeros(FIRST_ROWS),
+            gamma=np.ones(1),  # overlap is in the plan's own terms: what is left adds up
+        )
+
+    def row(self, number: int, plan: Plan, cpus: int) -> int:
+        """The row of this plan of this model (its number in the book), with so many CPUs for each GPU."""
+        key = (number, plan, cpus)
+        if key not in self._rows:
+            self._append(self.times(number, plan, cpus))
+            self._rows[key] = len(self._rows)
+        return self._rows[key]
+
+    def times(self, number: int, plan: Plan, cpus: int) -> Times:
+        """One iteration in each shape; what the wires between nodes do not hide stands apart, for contention."""
+        nodes, _ = shape_table(min(plan.gpus, self.cluster.num_nodes))
+        # Shapes on fewer nodes than can hold the gang are never taken, but have their place in the table.
+        nodes = np.maximum(nodes, -(-plan.gpus // self.book.site.node_gpus))
+        outlooks = {int(n): self._outlook(number, plan, int(n), cpus) for n in np.unique(nodes)}
+        total_s = np.array([self._seconds(number, outlooks[int(n)], int(n)) for n in nodes])
+        wire_share = np.array([outlooks[int(n)].wire_s / outlooks[int(n)].iteration_s for n in nodes])
+        return Times(total_s * (1.0 - wire_share), np.zeros(len(nodes)), total_s * wire_share)
+
+    def _outlook(self, number: int, plan: Plan, nodes: int, cpus: int) -> Outlook:
+        outlook = self.book.of(number, plan, nodes, cpus)
+        assert outlook is not None, self.book.why_not(number, plan, nodes, cpus)
+        return outlook
+
+    def _seconds(self, number: int, outlook: Outlook, nodes: int) -> float:
+        seconds = None
+        if self.as_measured:
+            from thebes.perf.plans.measured import measured
+
+            seconds = measured(self.book.models[number], outlook.plan, outlook.plan.gpus, nodes)
+        return outlook.iteration_s if seconds is None else seconds
+
+    def _append(self, times: Times) -> None:
+        at = len(self._rows)
+        begin = int(self.table.first[at])
+        end = begin + len(times.compute_s)
+        if at + 1 >= len(self.table.first) or end > len(self.table.compute_s):
+            self.table = _twice(self.table, end)
+        for column, values in zip(("compute_s", "inner_s", "wire_s"), times, strict=True):
+            getattr(self.table, column)[begin:end] = values
+        self.table.first[at + 1] = end
+
+
+def _twice(table: Profiles, needed: int) -> Profiles:
+    """The same rows with twice the room."""
+    room = max(2 * len(table.compute_s), 2 * needed)
+    first = np.zeros(2 * len(table.first), dtype=np.int64)
+    first[: len(table.first)] = table.first
+    columns = [np.zeros(room) for _ in range(3)]
+    for new, old in zip(columns, (table.compute_s, table.inner_s, table.wire_s), strict=True):
+        new[: len(old)] = old
+    return Profiles(first, *columns, gamma=table.gamma)

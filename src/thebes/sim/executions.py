@@ -1,0 +1,310 @@
+"""Jobs with execution plans: what each asked for, and the plan behind every row of a Decision.
+
+The door for the trace's columns plan, cpus, global_batch, guaranteed and plans, and for everything that can be wrong
+with them. During a run it turns the plans that a policy names into rows of the profile table, and refuses a plan that
+the job's GPUs cannot hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from thebes.model.cluster import Cluster
+from thebes.model.decision import Decision, Execution, counts_of
+from thebes.model.errors import UserError
+from thebes.model.jobs import HELD, JobTable
+from thebes.model.plan import FAMILIES, ZERO_DP, ZERO_OFFLOAD, Plan, parse_plan, plan_of
+from thebes.model.profiles import Profiles
+from thebes.perf.models import Model
+from thebes.perf.plans.book import Outlook, PlanBook
+from thebes.perf.plans.profiles import PlanProfiles
+from thebes.perf.plans.site import Site, site_of
+from thebes.perf.plans.speed import Plans, facts_of
+from thebes.perf.plans.transformer import Transformer, with_batch
+
+# A plan may be named by its type alone: so many GPUs as the job has, accumulation as its memory needs.
+_TYPES: Mapping[str, Plan] = {
+    "dp": Plan(),
+    "dp+gc": Plan(gc=True),
+    "zero-dp": Plan(zero=ZERO_DP),
+    "zero-dp+gc": Plan(zero=ZERO_DP, gc=True),
+    "zero-offload": Plan(zero=ZERO_OFFLOAD),
+    "zero-offload+gc": Plan(zero=ZERO_OFFLOAD, gc=True),
+}
+
+
+@dataclass(frozen=True)
+class Executions:
+    """The plans of one workload on one cluster."""
+
+    profiles: PlanProfiles
+    number: NDArray[np.int64]  # per job, its model's number in the book
+    asked: Execution  # per job
+    guaranteed: NDArray[np.bool_]
+    most_gpus: NDArray[np.int64]  # per job, the most that any plan of its model can use here
+
+    @property
+    def book(self) -> PlanBook:
+        return self.profiles.book
+
+    @property
+    def models(self) -> list[str]:
+        """Per job, the name of its model."""
+        return [self.book.models[number].name for number in self.number.tolist()]
+
+    @property
+    def facts(self) -> dict[str, Model]:
+        return {model.name: facts_of(model, model.name) for model in self.book.models}
+
+    def of(self, table: JobTable, decision: Decision, policy: str) -> tuple[Execution, Profiles]:
+        """What a Decision asks each of its rows to run under, and the profiles that this refers to."""
+        jobs, rows = table.jobs, decision.rows
+        if len(rows) and (rows.min() < 0 or rows.max() >= len(jobs)):
+            rows = np.clip(rows, 0, len(jobs) - 1)  # the checker will say which row is wrong
+        counts = counts_of(table, decision)
+        stays = (jobs["phase"][rows] == HELD) & (counts == jobs["width"][rows])
+        plan = np.where(stays, jobs["plan"][rows], self.asked.plan[rows]) if decision.plans is None else decision.plans
+        cpus = self.asked.cpus[rows] if decision.cpus is None else decision.cpus
+        asked = (plan == self.asked.plan[rows]) & (cpus == self.asked.cpus[rows]) & (counts == jobs["gpus"][rows])
+        execution = Execution(*(column[rows] for column in self.asked))
+        for i in np.flatnonzero(~asked).tolist():
+            row, count, held = int(rows[i]), int(counts[i]), int(cpus[i])
+            if decision.plans is None and not stays[i] and count != jobs["gpus"][row]:
+                chosen = self._stretched(row, count, held)
+            else:
+                chosen = self._named(row, int(plan[i]), count, held, policy)
+            self._write(execution, i, row, chosen, held)
+        return execution, self.profiles.table
+
+    def _write(self, execution: Execution, i: int, row: int, chosen: Outlook, cpus: int) -> None:
+        execution.plan[i] = chosen.plan.code
+        execution.profile[i] = self.profiles.row(int(self.number[row]), chosen.plan, cpus)
+        execution.cpus[i] = cpus
+        execution.host_gib[i], execution.memory_gib[i] = chosen.host_gib, chosen.gpu_gib
+
+    def _named(self, row: int, code: int, count: int, cpus: int, policy: str) -> Outlook:
+        """The plan that the policy names, if the job can run under it."""
+        number = int(self.number[row])
+        model = self.book.models[number].name
+        if code <= 0:
+            raise UserError(
+                f"policy {policy}: its decision names no execution plan for job row {row} ({model})",
+                hint="plans holds the code of a plan per row: view.plans.best(...).plan.code",
+            )
+        plan = plan_of(code)
+        if plan.gpus != count:
+            raise UserError(
+                f"policy {policy}: its decision gives job row {row} ({model}) plan {plan}, which takes {plan.gpus} "
+                f"GPUs, and {count} GPUs",
+                hint="dp x tp x pp is the number of GPUs",
+            )
+        found = self.book.of(number, plan, self._fewest_nodes(count), cpus)
+        if found is None:
+            why = self.book.why_not(number, plan, self._fewest_nodes(count), cpus)
+            raise UserError(
+                f"policy {policy}: its decision gives job row {row} ({model}) plan {plan}, which cannot run: {why}",
+                hint="take a plan from view.plans.best(...)",
+            )
+        return found
+
+    def _stretched(self, row: int, count: int, cpus: int) -> Outlook:
+        """The asked type of plan on another number of GPUs; what it cannot use stands idle."""
+        number, like = int(self.number[row]), plan_of(int(self.asked.plan[row]))
+        for wanted in (like, None):
+            for gpus in range(count, 0, -1):
+                found = self.book.best(number, gpus, self._fewest_nodes(gpus), cpus, like=wanted)
+                if found is not None:
+                    return found
+        raise UserError(
+            f"no execution plan of {self.book.models[number].name} runs on {count} GPUs or fewer",
+            hint="raise min_gpus of the job; `thebes plan` lists the numbers of GPUs that a model can use",
+        )
+
+    def _fewest_nodes(self, gpus: int) -> int:
+        return -(-gpus // self.book.site.node_gpus)
+
+
+def executions_for(
+    perf: Plans, cluster: Cluster, jobs: pl.DataFrame, gpus: NDArray[np.int64], models: list[str | None], name: str
+) -> Executions:
+    """Read what the trace says of plans; jobs that say nothing get the best plan for the GPUs they ask for."""
+    perf.check(cluster)
+    site = site_of(cluster, 0)
+    ids = jobs["job_id"].to_list()
+    books: dict[Transformer, int] = {}
+    number = np.zeros(len(jobs), dtype=np.int64)
+    batches, families = _batches(jobs, name), _column(jobs, "plans")
+    for i, (model, batch, accepted) in enumerate(zip(models, batches, families, strict=True)):
+        chosen = _transformer(perf, model, batch, accepted, f"{name}: job {ids[i]}")
+        number[i] = books.setdefault(chosen, len(books))
+    book = PlanBook(tuple(_with_own_names(list(books))), site)
+    cpus = _cpus(jobs, site, name)
+    profiles = PlanProfiles(book, cluster, as_measured=perf.truth == "measured")
+    known: dict[tuple[int, int, str, int], Outlook] = {}
+    outlooks: list[Outlook] = []
+    for i, text in enumerate(_column(jobs, "plan")):
+        key = (int(number[i]), int(gpus[i]), text or "", int(cpus[i]))
+        if key not in known:
+            known[key] = _asked(book, *key, f"{name}: job {ids[i]}")
+        outlooks.append(known[key])
+    asked = Execution(
+        plan=np.array([o.plan.code for o in outlooks], dtype=np.int64),
+        profile=np.array(
+            [profiles.row(n, o.plan, c) for n, o, c in zip(number.tolist(), outlooks, cpus.tolist(), strict=True)],
+            dtype=np.int64,
+        ),
+        cpus=cpus,
+        host_gib=np.array([o.host_gib for o in outlooks]),
+        memory_gib=np.array([o.gpu_gib for o in outlooks]),
+    )
+    most = np.array([min(book.most_gpus(n), cluster.total_gpus) for n in range(len(book.models))], dtype=np.int64)
+    return Executions(profiles, number, asked, _guaranteed(jobs, name), np.maximum(most[number], gpus))
+
+
+def _column(jobs: pl.DataFrame, column: str) -> list[str | None]:
+    """Texts of an optional column, blank where there is none."""
+    if column not in jobs.columns:
+        return [None] * len(jobs)
+    return [value.strip() or None if value else None for value in jobs[column].cast(pl.String).to_list()]
+
+
+def _numbers(jobs: pl.DataFrame, column: str, default: int | None, name: str, what: str) -> list[int | None]:
+    values: list[int | None] = []
+    for i, text in enumerate(_column(jobs, column)):
+        try:
+            value = float(text) if text is not None else None
+        except ValueError:
+            value = np.nan
+        if value is not None and not (value >= 1 and value == int(value)):
+            raise UserError(f"{name}: job {jobs['job_id'][i]}: {column} = {text}", hint=what)
+        values.append(default if value is None else int(value))
+    return values
+
+
+def _batches(jobs: pl.DataFrame, name: str) -> list[int | None]:
+    return _numbers(
+        jobs, "global_batch", None, name, "global_batch is the samples of one iteration, a whole number from 1"
+    )
+
+
+def _cpus(jobs: pl.DataFrame, site: Site, name: str) -> NDArray[np.int64]:
+    """CPUs for each GPU: as asked, or an even share of the node's."""
+    share = max(1, site.node_cpus // site.node_gpus)
+    values = _numbers(jobs, "cpus", share, name, "cpus is the number of CPUs for each GPU, a whole number from 1")
+    cpus = np.array(values, dtype=np.int64)
+    wrong = np.flatnonzero(cpus > share)
+    if len(wrong):
+        raise UserError(
+            f"{name}: job {jobs['job_id'][int(wrong[0])]}: cpus = {cpus[wrong[0]]} for each GPU, but a node has "
+            f"{site.node_cpus} CPUs for {site.node_gpus} GPUs",
+            hint=f"at most {share}; `cpus` counts per GPU, not per job",
+        )
+    return cpus
+
+
+def _guaranteed(jobs: pl.DataFrame, name: str) -> NDArray[np.bool_]:
+    meaning = {None: False, "0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}
+    values: list[bool] = []
+    for i, text in enumerate(_column(jobs, "guaranteed")):
+        known = meaning.get(text.lower().removesuffix(".0") if text else None)
+        if known is None:
+            raise UserError(
+                f"{name}: job {jobs['job_id'][i]}: guaranteed = {text}", hint="write 1 (guaranteed) or 0 (best effort)"
+            )
+        values.append(known)
+    return np.array(values, dtype=np.bool_)
+
+
+def _transformer(perf: Plans, model: str | None, batch: int | None, accepted: str | None, where: str) -> Transformer:
+    if model is None:
+        raise UserError(f"{where}: names no model, though other jobs do", hint="fill in the column `model`")
+    chosen = perf.transformers[model]
+    if batch is not None:
+        chosen = with_batch(chosen, batch)
+    if accepted is None:
+        return chosen
+    words = {word.strip().lower() for word in accepted.split("|")}
+    unknown = sorted(words - {*FAMILIES, "gc"})
+    if unknown:
+        raise UserError(
+            f"{where}: plans = {accepted}: '{unknown[0]}' is no family of plans",
+            hint=f"join by a bar any of {', '.join(FAMILIES)}, gc",
+        )
+    families = frozenset(words - {"gc"}) & chosen.families
+    if not families:
+        raise UserError(
+            f"{where}: plans = {accepted}: {chosen.name} accepts none of them",
+            hint=f"it accepts {', '.join(sorted(chosen.families))}",
+        )
+    return replace(chosen, families=families, recompute=chosen.recompute and "gc" in words)
+
+
+def _with_own_names(models: list[Transformer]) -> list[Transformer]:
+    """Jobs of one model that differ in batch or accepted plans are different work, and need names of their own."""
+    count: dict[str, int] = {}
+    for model in models:
+        count[model.name] = count.get(model.name, 0) + 1
+    named: list[Transformer] = []
+    for model in models:
+        name = model.name if count[model.name] == 1 else f"{model.name} (batch {model.global_batch})"
+        while name in {other.name for other in named}:
+            name += "'"
+        named.append(replace(model, name=name))
+    return named
+
+
+def _asked(book: PlanBook, number: int, gpus: int, text: str, cpus: int, where: str) -> Outlook:
+    """The plan that the user wrote, on the GPUs asked for."""
+    model, nodes = book.models[number], -(-gpus // book.site.node_gpus)
+    if not text:
+        found = book.best(number, gpus, nodes, cpus)
+        if found is None:
+            raise UserError(
+                f"{where}: {_no_plan(book, number, gpus, cpus)}", hint=f"`thebes plan {model.name}` lists all"
+            )
+        return found
+    if text.lower() in _TYPES:
+        like = _TYPES[text.lower()]
+        found = book.best(number, gpus, nodes, cpus, like=like) or (
+            None if like.gc else book.best(number, gpus, nodes, cpus, like=replace(like, gc=True))
+        )
+        if found is None:
+            why = book.why_not(number, replace(like, dp=gpus), nodes, cpus)
+            raise UserError(
+                f"{where}: plan = {text}: {model.name} cannot run under it on {gpus} GPUs ({why})",
+                hint=f"{_no_plan(book, number, gpus, cpus)}; `thebes plan {model.name}` lists all",
+            )
+        return found
+    plan = parse_plan(text, f"{where}: plan")
+    if plan.gpus != gpus:
+        raise UserError(
+            f"{where}: plan = {text} takes {plan.gpus} GPUs, num_gpus = {gpus}",
+            hint="dp x tp x pp is the number of GPUs: change one of the two",
+        )
+    found = book.of(number, plan, nodes, cpus)
+    if found is None:
+        raise UserError(
+            f"{where}: plan = {text}: {model.name} cannot run under it: {book.why_not(number, plan, nodes, cpus)}",
+            hint=f"{_no_plan(book, number, gpus, cpus)}; `thebes plan {model.name}` lists all",
+        )
+    return found
+
+
+def _no_plan(book: PlanBook, number: int, gpus: int, cpus: int) -> str:
+    """What to do instead: the best plan for so many GPUs, or the nearest numbers of GPUs that some plan can use."""
+    model = book.models[number].name
+    best = book.best(number, gpus, -(-gpus // book.site.node_gpus), cpus)
+    if best is not None:
+        return f"plan = {best.plan} would do"
+    most = book.most_gpus(number)
+    usable = [g for g in range(1, most + 1) if book.best(number, g, -(-g // book.site.node_gpus), cpus)]
+    if not usable:
+        return f"no execution plan of {model} fits into this cluster's memory"
+    below = [g for g in usable if g < gpus][-1:]
+    above = [g for g in usable if g > gpus][:1]
+    return f"no execution plan of {model} uses {gpus} GPUs; {' or '.join(str(g) for g in below + above)} would do"

@@ -1,0 +1,311 @@
+"""Jobs with execution plans: a Decision can change plan, GPUs and CPUs of a running job, each at its price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import polars as pl
+import pytest
+
+import thebes
+from thebes import Decision, Policy, Trace, View
+from thebes.model.cluster import Cluster, NodeKind, uniform
+from thebes.model.decision import HOLDS, NOT_CHOSEN
+from thebes.model.errors import UserError
+from thebes.model.jobs import NEVER
+from thebes.model.plan import Plan, parse_plan
+from thebes.model.view import PLANS, HiddenFromPolicy
+from thebes.perf.plans.book import PlanBook
+from thebes.perf.plans.site import site_of
+from thebes.perf.plans.speed import Plans
+from thebes.perf.plans.transformer import catalogue
+from thebes.sim.costs import FREE_OF_COST, Costs
+from workloads import finishes, story
+
+BY_MODEL = Plans(truth="model")
+
+
+def cluster(nodes: int = 1, cpus: int = 96) -> Cluster:
+    kind = NodeKind(8, gpu_type="A800-80GB", gpu_memory_gib=80, cpus=cpus, memory_gib=1600)
+    return uniform(f"{nodes}x8", 1, nodes, kind)
+
+
+def planned(*jobs: tuple[float, int, float, str], **columns: Sequence[Any]) -> Trace:
+    """(submit, GPUs, duration, model) per job; further columns by name."""
+    submit, gpus, duration, model = zip(*jobs, strict=True)
+    ids = [f"j{i}" for i in range(len(jobs))]
+    return Trace.of(
+        "planned",
+        {
+            "job_id": ids,
+            "submit_time": submit,
+            "num_gpus": [float(g) for g in gpus],
+            "duration": duration,
+            "model": model,
+        }
+        | columns,
+    )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a job shall have, from an instant on; no plan named: what the mechanism makes of it."""
+
+    gpus: tuple[int, ...]
+    plan: str = ""
+    cpus: int = 0
+    from_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Puppet(Policy):
+    """Gives every job what the test has written down for it."""
+
+    name: ClassVar[str] = "puppet"
+    needs: ClassVar[frozenset[str]] = frozenset({PLANS})
+    script: Mapping[int, Sequence[Wanted]] = ()  # type: ignore[assignment]
+
+    def decide(self, view: View) -> Decision:
+        now = [max((w for w in self.script[row] if w.from_s <= view.now_s), key=lambda w: w.from_s)
+               for row in view.jobs.rows.tolist()]  # fmt: skip
+        held = [(row, w) for row, w in zip(view.jobs.rows.tolist(), now, strict=True) if w.gpus]
+        later = [w.from_s for row in view.jobs.rows.tolist() for w in self.script[row] if w.from_s > view.now_s]
+        return Decision(
+            rows=np.array([row for row, _ in held], dtype=np.int64),
+            gpus=np.array([gpu for _, w in held for gpu in w.gpus], dtype=np.int64),
+            fate=np.array([HOLDS if w.gpus else NOT_CHOSEN for w in now], dtype=np.int64),
+            wake_s=min(later, default=NEVER),
+            counts=np.array([len(w.gpus) for _, w in held], dtype=np.int64),
+            plans=np.array([parse_plan(w.plan).code for _, w in held]) if any(w.plan for _, w in held) else None,
+            cpus=np.array([w.cpus for _, w in held]) if any(w.cpus for _, w in held) else None,
+        )
+
+
+def run(trace: Trace, *script: Sequence[Wanted], on: Cluster | None = None, **options: Any) -> thebes.Result:
+    options = {"costs": FREE_OF_COST, "perf": BY_MODEL} | options
+    return thebes.simulate(trace, on or cluster(), Puppet(script=dict(enumerate(script))), **options)
+
+
+def book_of(model: str, nodes: int = 1, batch: int | None = None) -> PlanBook:
+    return PlanBook((catalogue()[model],), site_of(cluster(nodes), 0))
+
+
+def iteration_s(model: str, plan: str, cpus: int = 12, nodes: int = 1) -> float:
+    outlook = book_of(model, nodes).of(0, parse_plan(plan), nodes, cpus)
+    assert outlook is not None
+    return outlook.iteration_s
+
+
+ALL = tuple(range(8))
+
+
+def test_speed_one_is_the_asked_plan_and_another_plan_runs_as_fast_as_its_iteration_is_short() -> None:
+    """Given 100 s of work under the asked plan; when it runs under another; then time goes as the iterations do."""
+    trace = planned((0, 8, 100, "bert-large"), plan=["dp8"])
+    assert finishes(run(trace, [Wanted(ALL, "dp8")])) == pytest.approx([100])
+    slower = iteration_s("bert-large", "dp8+gc") / iteration_s("bert-large", "dp8")
+    assert slower > 1.1
+    assert finishes(run(trace, [Wanted(ALL, "dp8+gc")])) == pytest.approx([100 * slower])
+
+
+def test_another_plan_on_the_same_gpus_is_a_reconfiguration_and_costs_suspend_and_resume() -> None:
+    trace = planned((0, 8, 100, "bert-large"), plan=["dp8+gc"])
+    faster = iteration_s("bert-large", "dp8+gc") / iteration_s("bert-large", "dp8")
+    costs = Costs(suspend_s=3, resume_s=2, migrate_s=1000)
+    result = run(trace, [Wanted(ALL, "dp8+gc"), Wanted(ALL, "dp8", from_s=50)], costs=costs)
+    assert finishes(result) == pytest.approx([50 + 5 + 50 / faster])
+    assert [kind for _, _, kind in story(result)] == ["submit", "start", "reconfigure", "finish"]
+    job = result.jobs.row(0, named=True)
+    assert (job["reconfigurations"], job["resizes"], job["migrations"], job["preemptions"]) == (1, 0, 0, 0)
+    assert job["plan_last"] == "dp8"
+    assert job["overhead_gpu_s"] == pytest.approx(8 * 5)
+    assert result.events["plan"].to_list()[1:] == ["dp8+gc", "dp8", "dp8"]
+    assert result.metrics["reconfigurations"] == 1
+
+
+def test_the_global_batch_is_kept_when_a_job_grows() -> None:
+    """Given 4 GPUs asked for; when it gets 8; then speed is the ratio of iterations, not twice that."""
+    trace = planned((0, 4, 100, "bert-large"), plan=["dp4"])
+    ratio = iteration_s("bert-large", "dp4") / iteration_s("bert-large", "dp8")
+    assert 1.0 < ratio < 2.0
+    result = run(trace, [Wanted(ALL[:4], "dp4"), Wanted(ALL, "dp8", from_s=50)])
+    assert finishes(result) == pytest.approx([50 + 50 / ratio])
+    assert result.jobs["resizes"].to_list() == [1]
+
+
+def test_more_cpus_speed_an_offloaded_job_up_at_once_and_for_nothing() -> None:
+    trace = planned((0, 1, 100, "llama-2-7b"), plan=["zero-offload"], cpus=[2])
+    plan = str(book_of("llama-2-7b").best(0, 1, 1, 2).plan)  # type: ignore[union-attr]
+    assert plan.startswith("zero-offload1")
+    faster = iteration_s("llama-2-7b", plan, cpus=2) / iteration_s("llama-2-7b", plan, cpus=12)
+    assert faster > 1.05
+    costs = Costs(suspend_s=30, resume_s=30)
+    script = [Wanted((0,), plan, cpus=2), Wanted((0,), plan, cpus=12, from_s=50)]
+    result = run(trace, script, costs=costs)
+    assert finishes(result) == pytest.approx([50 + 50 / faster])
+    assert [kind for _, _, kind in story(result)] == ["submit", "start", "finish"]
+    assert result.jobs["cpus_last"].to_list() == [12]
+
+
+def test_a_width_without_a_plan_gets_the_asked_type_of_plan_and_leaves_idle_what_that_cannot_use() -> None:
+    """Given data parallel with a batch of 32; when it gets 3 GPUs; then it runs on 2 of them."""
+    trace = planned((0, 4, 100, "bert-large"), plan=["dp4"])
+    result = run(trace, [Wanted(ALL[:3])])
+    assert result.jobs["plan_last"].to_list() == ["dp2"]
+    assert finishes(result) == pytest.approx(
+        [100 * iteration_s("bert-large", "dp2") / iteration_s("bert-large", "dp4")]
+    )
+
+
+def test_a_policy_that_knows_nothing_of_plans_runs_every_job_under_its_own() -> None:
+    trace = planned((0, 8, 100, "bert-large"), (0, 8, 50, "gpt-2"), plan=["dp8", "zero-dp8"])
+    for policy in ("fifo", "tiresias-l", "gandiva", "themis"):
+        result = thebes.simulate(trace, cluster(2), policy, perf=BY_MODEL, costs=FREE_OF_COST)
+        assert finishes(result) == pytest.approx([100, 50]), policy
+        assert result.jobs["plan_last"].to_list() == ["dp8", "zero-dp8"]
+
+
+def test_a_job_without_a_plan_asks_for_the_best_one() -> None:
+    trace = planned((0, 8, 100, "llama-2-7b"))
+    best = book_of("llama-2-7b").best(0, 8, 1, 12)
+    assert best is not None
+    result = thebes.simulate(trace, cluster(), "fifo", perf=BY_MODEL)
+    assert result.jobs["plan_last"].to_list() == [str(best.plan)]
+
+
+def test_jobs_of_one_model_with_other_batches_are_other_work() -> None:
+    trace = planned((0, 8, 100, "bert-large"), (0, 8, 100, "bert-large"), global_batch=[32, 64], plan=["dp8", "dp8"])
+    result = thebes.simulate(trace, cluster(2), "fifo", perf=BY_MODEL)
+    assert result.jobs["model"].to_list() == ["bert-large (batch 32)", "bert-large (batch 64)"]
+
+
+def test_traces_without_models_get_models_that_can_use_their_gpus() -> None:
+    columns = {
+        "job_id": ["a", "b", "c"],
+        "submit_time": [0.0] * 3,
+        "num_gpus": [1.0, 4.0, 16.0],
+        "duration": [10.0] * 3,
+    }
+    result = thebes.simulate(Trace.of("bare", columns), cluster(2), "fifo", perf=BY_MODEL)
+    assert result.jobs["finish_s"].null_count() == 0
+
+
+# -- what a policy may not do -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (Wanted(ALL[:4], "dp8"), "plan dp8, which takes 8 GPUs, and 4 GPUs"),
+        (Wanted(ALL[:1], "dp1"), "plan dp1, which cannot run"),
+        (Wanted(ALL, "zero-dp8", cpus=13), "cannot run: 13 CPUs for each of 8 GPUs of a node that has 96"),
+        (Wanted(ALL, "zero-dp8", cpus=-1), "cannot run: -1 CPUs"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(wanted: Wanted, message: str) -> None:
+    trace = planned((0, 8, 100, "llama-2-7b"), plan=["zero-dp"])
+    with pytest.raises(UserError, match=message):
+        run(trace, [wanted])
+
+
+def test_a_decision_that_names_plans_names_one_for_each_row() -> None:
+    trace = planned((0, 4, 100, "bert-large"), (0, 4, 100, "bert-large"))
+
+    class Forgetful(Puppet):
+        def decide(self, view: View) -> Decision:
+            decision = super().decide(view)
+            return Decision(decision.rows, decision.gpus, decision.fate, plans=np.zeros(len(decision.rows), np.int64))
+
+    with pytest.raises(UserError, match="names no execution plan for job row 0"):
+        thebes.simulate(trace, cluster(), Forgetful(script={0: [Wanted(ALL[:4])], 1: [Wanted(ALL[4:])]}), perf=BY_MODEL)
+    with pytest.raises(UserError, match="names 1 rows but 2 plans"):
+        Decision(rows=np.array([0]), gpus=np.array([0]), fate=np.array([HOLDS]), plans=np.array([1, 2]))
+
+
+def test_cpus_of_a_node_are_not_given_twice() -> None:
+    trace = planned((0, 4, 100, "bert-large"), (0, 4, 100, "bert-large"), plan=["dp4", "dp4"])
+    half = [Wanted(ALL[:4], "dp4", cpus=12)], [Wanted(ALL[4:], "dp4", cpus=12)]
+    assert finishes(run(trace, *half)) == pytest.approx([100, 100])
+    more = [Wanted(ALL[:4], "dp4", cpus=13)], [Wanted(ALL[4:], "dp4", cpus=12)]
+    with pytest.raises(UserError, match="gives the jobs on a node more CPUs than it has"):
+        run(trace, *more)
+
+
+def test_host_memory_of_a_node_is_not_given_twice() -> None:
+    """Given nodes with little host memory; when two offloaded jobs meet; then the checker speaks up."""
+    outlook = book_of("llama-2-7b").best(0, 1, 1, 12)
+    assert outlook is not None
+    assert outlook.host_gib > 50
+    room = 1.5 * outlook.host_gib
+    small = uniform("1x2", 1, 1, NodeKind(2, gpu_type="A800-80GB", gpu_memory_gib=80, cpus=24, memory_gib=2 * room))
+    tight = uniform("1x2", 1, 1, NodeKind(2, gpu_type="A800-80GB", gpu_memory_gib=80, cpus=24, memory_gib=room))
+    trace = planned((0, 1, 100, "llama-2-7b"), (0, 1, 100, "llama-2-7b"), plan=[str(outlook.plan)] * 2)
+    script = [Wanted((0,), str(outlook.plan), cpus=12)], [Wanted((1,), str(outlook.plan), cpus=12)]
+    assert len(finishes(run(trace, *script, on=small))) == 2
+    with pytest.raises(UserError, match="host memory"):
+        run(trace, *script, on=tight)
+
+
+def test_plans_are_hidden_from_policies_that_do_not_declare_them() -> None:
+    class Curious(Puppet):
+        needs: ClassVar[frozenset[str]] = frozenset()
+
+        def decide(self, view: View) -> Decision:
+            return view.plans.best(0, 1, 1, 1)
+
+    with pytest.raises(HiddenFromPolicy, match=r"view\.plans is hidden"):
+        thebes.simulate(planned((0, 1, 1, "vit")), cluster(), Curious(), perf=BY_MODEL)
+
+
+def test_a_policy_of_plans_wants_the_performance_model_of_plans() -> None:
+    with pytest.raises(UserError, match="decides on execution plans, and performance model tiers has none"):
+        run(planned((0, 1, 1, "vit")), [Wanted((0,))], perf="tiers")
+
+
+# -- what a trace may not say -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "columns", "message", "hint"),
+    [
+        ("bert-large", 3, {"plan": ["dp3"]}, "batch 32", "2 or 4 would do"),
+        ("bert-large", 4, {"plan": ["dp8"]}, "plan = dp8 takes 8 GPUs, num_gpus = 4", "change one of the two"),
+        ("bert-large", 4, {"plan": ["ddp4"]}, "'ddp4' in 'ddp4' is no part of an execution plan", "zero-dp8"),
+        ("bert-large", 7, {}, "no execution plan of bert-large uses 7 GPUs; 4 or 8 would do", "thebes plan bert-large"),
+        ("llama-2-7b", 1, {"plan": ["dp"]}, "plan = dp: llama-2-7b cannot run under it on 1 GPUs", "would do"),
+        ("llama-30b", 1, {}, "no execution plan of llama-30b", "thebes plan llama-30b"),
+        ("bert-large", 4, {"cpus": [13]}, "cpus = 13 for each GPU, but a node has 96 CPUs for 8 GPUs", "at most 12"),
+        ("bert-large", 4, {"cpus": ["few"]}, "cpus = few", "whole number"),
+        ("bert-large", 4, {"global_batch": [0]}, "global_batch = 0", "whole number from 1"),
+        ("bert-large", 4, {"guaranteed": ["maybe"]}, "guaranteed = maybe", "1 .guaranteed. or 0"),
+        ("bert-large", 4, {"plans": ["dp|fsdp"]}, "'fsdp' is no family of plans", "zero-offload"),
+        ("bert-large", 4, {"plans": ["3d"]}, "bert-large accepts none of them", "it accepts dp"),
+    ],
+)
+def test_what_the_trace_says_wrong_of_plans_is_named(
+    model: str, gpus: int, columns: dict[str, Any], message: str, hint: str
+) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        thebes.simulate(planned((0, gpus, 10, model), **columns), cluster(), "fifo", perf=BY_MODEL)
+    assert pl.Series([caught.value.hint]).str.contains(hint).all(), caught.value.hint
+    assert "job j0" in str(caught.value)
+
+
+def test_one_job_without_a_model_among_others_is_named() -> None:
+    with pytest.raises(UserError, match="job j1: names no model"):
+        thebes.simulate(planned((0, 1, 1, "vit"), (0, 1, 1, None)), cluster(), "fifo", perf=BY_MODEL)  # type: ignore[arg-type]
+
+
+def test_clusters_of_several_kinds_are_refused() -> None:
+    mixed = thebes.model.cluster.build("mixed", [(NodeKind(8, "A800"), 1, [0]), (NodeKind(8, "V100"), 1, [0])])
+    with pytest.raises(UserError, match="clusters of one kind of node"):
+        thebes.simulate(planned((0, 1, 1, "vit")), mixed, "fifo", perf=BY_MODEL)
+
+
+def test_an_unknown_truth_is_refused() -> None:
+    with pytest.raises(UserError, match=r"unknown perf\.truth 'guess'"):
+        Plans(truth="guess")
+    assert Plan().gpus == 1
