@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from thebes.model.plan import FAMILIES, Plan, parse_plan
 from thebes.perf.plans.book import NEAR_EQUAL, Outlook, PlanBook, cheapest
+from thebes.perf.plans.fit import Sample
 from thebes.perf.plans.site import A800, Site, site_of_gpu
 from thebes.perf.plans.timing import Constants
 from thebes.perf.plans.transformer import Transformer, catalogue, names, with_batch
@@ -252,6 +253,32 @@ def test_a_refit_makes_a_new_book_and_leaves_the_old_one_alone() -> None:
     assert after.iteration_s == pytest.approx(before.iteration_s + 5)
     assert BOOK.best(1, 8, 1, CPUS) is before
     assert refitted.best(0, 8, 1, CPUS) is BOOK.best(0, 8, 1, CPUS)  # the other models' answers are kept
+
+
+def test_a_book_learns_from_what_was_measured() -> None:
+    """A GPU that is half as fast as we thought: after a few measurements the book knows."""
+    slow = replace(A800, gpu_type="slow", tflops=A800.tflops / 2)
+    plans = ("dp1+ga4", "dp2+ga2", "zero-dp4", "zero-dp8", "zero-offload1+ga4", "zero-offload4", "dp8", "dp4+tp2")
+    plan_of = [parse_plan(plan) for plan in (*plans, "dp8+gc", "zero-offload8")]
+    unknown = replace(GPT2, forward_s_per_sample=())
+    truth = PlanBook((unknown,), replace(slow, tflops=slow.tflops / 2))
+    outlooks = [truth.of(0, plan, 1, CPUS) for plan in plan_of]
+    samples = [Sample(o.plan, o.plan.gpus, 1, CPUS, o.iteration_s) for o in outlooks if o is not None]
+    book = PlanBook((VIT, unknown), slow)
+
+    learnt = book.with_samples(1, samples)
+
+    for asked in ("zero-dp2+ga2", "dp2+tp5"):
+        nodes = slow.fewest_nodes(parse_plan(asked).gpus)
+        before, after, real = (
+            one.of(number, parse_plan(asked), nodes, CPUS) for one, number in ((book, 1), (learnt, 1), (truth, 0))
+        )
+        assert before is not None
+        assert after is not None
+        assert real is not None
+        assert after.iteration_s == pytest.approx(real.iteration_s, rel=0.05)
+        assert before.iteration_s < 0.8 * real.iteration_s
+    assert learnt.models[0] is book.models[0]
 
 
 def test_equal_books_share_their_answers() -> None:
