@@ -29,6 +29,7 @@ from benchmarks.run import ROOT, about_this_run
 from thebes.model.errors import UserError
 from thebes.model.links import with_network
 from thebes.model.trace import Trace
+from thebes.model.view import PLANS
 from thebes.policy import registry
 from thebes.report import units
 from thebes.report.matrix import Run, Scene, write_matrix
@@ -88,8 +89,8 @@ class Task:
 
 
 def policies() -> list[str]:
-    """All that are installed, but for the reproduction of another simulator."""
-    return [name for name in registry() if name not in NOT_COMPARED]
+    """All that are installed, but for the reproduction of another simulator and for those that decide on plans."""
+    return [name for name, policy in registry().items() if name not in NOT_COMPARED and PLANS not in policy.needs]
 
 
 def available() -> list[Workload]:

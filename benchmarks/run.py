@@ -27,6 +27,7 @@ from rich.table import Table
 import thebes
 from benchmarks import live_run, machine
 from benchmarks.cases import HELIOS, LARGEST_JOB, LOAD, SEED, PlainPolicy
+from thebes.model.view import PLANS
 from thebes.policy import registry
 
 ROOT = Path(__file__).parents[1]
@@ -168,7 +169,7 @@ def bench(plan: Plan, console: Console) -> Figures:
 
 def newer_policies() -> list[str]:
     """Those for which network, contention and sharing matter, whatever is installed."""
-    return [name for name in registry() if name not in OLDER]
+    return [name for name, policy in registry().items() if name not in OLDER and PLANS not in policy.needs]
 
 
 def bench_live(plan: live_run.LivePlan, console: Console) -> Figures:

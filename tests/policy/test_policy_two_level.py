@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from thebes import Decision, Policy, Result, Trace, UserError, View, fill, simulate
 from thebes.model.decision import HOLDS, NOT_LEASED
 from thebes.model.parameters import configure
-from thebes.model.view import DURATIONS
+from thebes.model.view import DURATIONS, PLANS
 from thebes.policy import find, registry
 from thebes.policy.fair_share import decayed_usage
 from thebes.policy.two_level import ALONE, TwoLevel
@@ -32,7 +32,7 @@ SETTINGS = {
     "tiresias-g": "queue_limits=20,60;quantum_s=10",
     "multi-dlas": "queue_limit=20;split_every_s=30",
 }
-INNER = sorted(set(registry()) - set(ALONE))
+INNER = sorted(name for name, policy in registry().items() if name not in ALONE and PLANS not in policy.needs)
 
 
 FREE: dict[str, Any] = {"costs": FREE_OF_COST, "perf": "ideal"}

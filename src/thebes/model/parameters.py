@@ -122,3 +122,23 @@ _KIND_OF: dict[Any, str] = {
     tuple[float, ...]: "a list of numbers such as 3250,7200",
     Path | None: "a file",
 }
+
+
+def named_numbers(text: str, what: str, owner: str) -> dict[str, float]:
+    """`vcA=64,vcB=32` as numbers by name."""
+    numbers: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, number = part.rpartition("=")
+        try:
+            value = float(number) if equals and name else math.nan
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise UserError(
+                f"{owner}: {what}={text}: '{part}' is not NAME=NUMBER",
+                hint=f"write for instance {what}=vcA=64,vcB=32",
+            )
+        if name in numbers:
+            raise UserError(f"{owner}: {what} names '{name}' twice", hint="name each organisation once")
+        numbers[name] = value
+    return numbers

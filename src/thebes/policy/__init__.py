@@ -24,6 +24,7 @@ from thebes.policy.gandiva_gavel import GandivaGavel
 from thebes.policy.gittins import Gittins, ShortestExpected
 from thebes.policy.las import LeastAttainedService
 from thebes.policy.multi_dlas import MultiDlas
+from thebes.policy.rubick import Rubick, RubickE, RubickN, RubickR
 from thebes.policy.shortest import ShortestRemainingService, ShortestRemainingTime, SmallestJobFirst
 from thebes.policy.themis import Themis
 from thebes.policy.tiresias import TiresiasG, TiresiasL
@@ -59,6 +60,10 @@ BUILT_IN: tuple[type[Policy], ...] = (
     Srsf2,
     Srsf3,
     TwoLevel,
+    Rubick,
+    RubickE,
+    RubickR,
+    RubickN,
 )
 
 

@@ -7,7 +7,6 @@ the project, unchanged: it sees its organisation's jobs and a machine on which e
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +18,7 @@ from thebes.model.decision import HOLDS, NOT_LEASED, Decision
 from thebes.model.errors import UserError, nearest
 from thebes.model.jobs import HELD, NEVER
 from thebes.model.machine import Machine, copy_of
-from thebes.model.parameters import configure, parameter
+from thebes.model.parameters import configure, named_numbers, parameter
 from thebes.model.view import DURATIONS, PLANS, JobsView, View
 from thebes.policy.base import Policy
 from thebes.policy.fair_share import (
@@ -82,26 +81,6 @@ class Past(NamedTuple):
     memories: tuple[object, ...]  # per organisation: what its own policy remembers
 
 
-def _named_numbers(text: str, what: str) -> dict[str, float]:
-    """`vcA=64,vcB=32` as numbers by name."""
-    numbers: dict[str, float] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, number = part.rpartition("=")
-        try:
-            value = float(number) if equals and name else math.nan
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise UserError(
-                f"two-level: {what}={text}: '{part}' is not NAME=NUMBER",
-                hint=f"write for instance {what}=vcA=64,vcB=32",
-            )
-        if name in numbers:
-            raise UserError(f"two-level: {what} names '{name}' twice", hint="name each organisation once")
-        numbers[name] = value
-    return numbers
-
-
 @dataclass(frozen=True)
 class TwoLevel(Policy):
     """Fair between organisations (the trace's vc column, or else its users), any other policy inside each of them.
@@ -141,7 +120,8 @@ class TwoLevel(Policy):
             raise UserError(f"two-level: outer={self.outer} is unknown", hint=nearest(self.outer, OUTER))
         if self.split not in SPLITS:
             raise UserError(f"two-level: split={self.split} is unknown", hint=nearest(self.split, SPLITS))
-        quotas, weights = _named_numbers(self.quotas, "quotas"), _named_numbers(self.weights, "weights")
+        quotas = named_numbers(self.quotas, "quotas", self.name)
+        weights = named_numbers(self.weights, "weights", self.name)
         for name, quota in quotas.items():
             if quota < 0:
                 raise UserError(f"two-level: the quota of '{name}' is {quota:g}", hint="quotas are GPUs: 0 or more")
