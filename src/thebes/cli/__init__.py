@@ -39,6 +39,7 @@ COMMANDS = {
     "policies": Entry("catalogue", "policies", SIMULATE, is_group=True),
     "placements": Entry("catalogue", "placements", SIMULATE),
     "perf": Entry("catalogue", "perf", SIMULATE),
+    "plan": Entry("plan", "plan", SIMULATE),
     "trace": Entry("trace", "app", SIMULATE, is_group=True),
     "up": Entry("instance", "up", CLUSTER),
     "down": Entry("instance", "down", CLUSTER),

@@ -63,8 +63,10 @@ def render(results: Sequence[Result], *, title: str | None = None) -> str:
     return page(heading, [_header(results, names, styles, heading), *sections], drawn, exact)
 
 
-def page(heading: str, parts: Sequence[str], drawn: Sequence[Chart], exact: str) -> str:
-    """A whole page: these parts with these charts, and the exact figures (JSON) inside."""
+def page(
+    heading: str, parts: Sequence[str], drawn: Sequence[Chart], exact: str, words: Mapping[str, str] = TERMS
+) -> str:
+    """A whole page: these parts with these charts, what the words mean, and the exact figures (JSON) inside."""
     plotly = load("plotly.offline", needed_for="The HTML report")
     data = {"charts": [_chart_json(chart) for chart in drawn], "theme": charts.theme(), "title": _slug(heading)}
     return "\n".join(
@@ -82,7 +84,7 @@ def page(heading: str, parts: Sequence[str], drawn: Sequence[Chart], exact: str)
             "<body>",
             "<main>",
             *parts,
-            _terms(),
+            _terms(words),
             f"<footer>Made by Thebes {escape(_version('thebes'))}. This file is complete in itself and opens offline; "
             "the exact figures are inside it, as JSON, in the element <code>metrics</code>.</footer>",
             "</main>",
@@ -385,8 +387,8 @@ def _gantt_part(results: Sequence[Result], gantts: Sequence[Chart]) -> list[str]
     return [key, pair(gantts, one=len(gantts) == 1)]
 
 
-def _terms() -> str:
-    entries = "".join(f"<div><dt>{escape(term)}</dt><dd>{escape(words)}</dd></div>" for term, words in TERMS.items())
+def _terms(meanings: Mapping[str, str]) -> str:
+    entries = "".join(f"<div><dt>{escape(term)}</dt><dd>{escape(words)}</dd></div>" for term, words in meanings.items())
     return f'{heading_of("What the words mean")}<dl class="terms">{entries}</dl>'
 
 

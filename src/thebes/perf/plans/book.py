@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.plan import DP, NO_ZERO, OFFLOAD, SPLIT, ZERO, ZERO_DP, ZERO_OFFLOAD, Plan
+from thebes.model.plan import DP, FAMILIES, NO_ZERO, OFFLOAD, SPLIT, ZERO, ZERO_DP, ZERO_OFFLOAD, Plan
 from thebes.perf.plans.memory import Memories, memories, memory
 from thebes.perf.plans.site import Site
-from thebes.perf.plans.timing import Constants, PlanArrays, breakdowns, plan_arrays
+from thebes.perf.plans.timing import Breakdowns, Constants, PlanArrays, breakdowns, plan_arrays
 from thebes.perf.plans.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+OBSTACLES = ("family", "batch", "heads", "layers", "nodes", "CPUs", "GPU memory", "host memory")
 NEAR_EQUAL = 0.99  # the 1 % rule
 MODELS_REMEMBERED = 4096
 
@@ -53,6 +54,13 @@ class Curve(NamedTuple):
     cpus_for: Ints
 
 
+class Rejection(NamedTuple):
+    """Why a plan cannot run: what stands in its way, and the sentence for people."""
+
+    obstacle: str  # one of OBSTACLES
+    words: str
+
+
 class Candidates(NamedTuple):
     """The plans on so many GPUs that divide batch, heads and layers; what they need and which of them fit."""
 
@@ -72,6 +80,11 @@ class _Page:
         self.best: dict[tuple[int, int, int, tuple[int, int, int, bool] | None], Outlook | None] = {}
         self.of: dict[tuple[int, int, int], Outlook | None] = {}
         self.curves: dict[tuple[int, int, tuple[int, int, int, bool] | None], Curve] = {}
+
+    def found(self, gpus: int) -> Candidates:
+        if gpus not in self.candidates:
+            self.candidates[gpus] = _candidates(self.model, self.site, gpus)
+        return self.candidates[gpus]
 
 
 @lru_cache(maxsize=MODELS_REMEMBERED)
@@ -110,19 +123,33 @@ class PlanBook:
 
     def why_not(self, number: int, plan: Plan, nodes: int, cpus: int) -> str:
         """Why this plan cannot run on so many nodes, in words; empty: it can."""
+        found = self.rejection(number, plan, nodes, cpus)
+        return "" if found is None else found.words
+
+    def rejection(self, number: int, plan: Plan, nodes: int, cpus: int) -> Rejection | None:
+        """Why this plan cannot run there: the obstacle and the words."""
         model = self.models[number]
         return (
-            why_not_divided(model, plan)
-            or _why_not_there(self.site, plan, nodes, cpus)
-            or _why_no_room(model, self.site, plan)
+            _cannot_divide(model, plan)
+            or _cannot_spread(self.site, plan.gpus, nodes, cpus)
+            or _leaves_the_node(self.site, plan)
+            or _no_room(model, self.site, plan)
         )
 
     def candidates(self, number: int, gpus: int) -> Candidates:
         """Every plan on exactly these GPUs that divides batch, heads and layers."""
+        return self._pages[number].found(gpus)
+
+    def all_that_fit(self, number: int, gpus: int, nodes: int, cpus: int) -> list[Outlook]:
+        """Every plan that fits on exactly these GPUs, fastest first."""
         page = self._pages[number]
-        if gpus not in page.candidates:
-            page.candidates[gpus] = _candidates(page.model, page.site, gpus)
-        return page.candidates[gpus]
+        if gpus < 1 or _cannot_spread(self.site, gpus, nodes, cpus):
+            return []
+        found = page.found(gpus)
+        rows = np.flatnonzero(found.fits)
+        times = breakdowns(page.model, page.site, page.constants, _where(found.plans, rows), gpus, nodes, cpus)
+        order = np.argsort(times.total, kind="stable")
+        return [_outlook_at(page, found, times, rows, at) for at in order.tolist()]
 
     def curve(self, number: int, cpus: int | None = None, like: Plan | None = None) -> Curve:
         """Throughput over GPUs and CPUs; `cpus`: the most per GPU to look at (default: a GPU's share of its node)."""
@@ -139,23 +166,22 @@ class PlanBook:
 
     def with_constants(self, number: int, constants: Constants) -> PlanBook:
         """The same book with one model refitted."""
-        models = list(self.models)
-        models[number] = replace(models[number], constants=constants)
-        return replace(self, models=tuple(models))
+        return self._with(number, replace(self.models[number], constants=constants))
 
     def with_samples(self, number: int, samples: Sequence[Sample]) -> PlanBook:
-        """The same book with one model refitted to what was measured."""
-        from thebes.perf.plans.fit import refit  # SciPy: only who measures pays for it
+        """The same book with one model fitted to what was measured."""
+        from thebes.perf.plans.fit import fit, with_forward  # SciPy: only who measures pays for it
 
-        return self.with_constants(number, refit(self.models[number], self.site, samples).constants)
+        found = fit(self.models[number], self.site, samples)
+        model = with_forward(self.models[number], self.site, found.forward_s)
+        return self._with(number, replace(model, constants=found.constants))
 
-
-def divisors(number: int) -> list[int]:
-    return list(_divisors(number))
+    def _with(self, number: int, model: Transformer) -> PlanBook:
+        return replace(self, models=(*self.models[:number], model, *self.models[number + 1 :]))
 
 
 @cache
-def _divisors(number: int) -> tuple[int, ...]:
+def divisors(number: int) -> tuple[int, ...]:
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return tuple(sorted({*small, *(number // d for d in small)}))
 
@@ -165,17 +191,17 @@ def _type(plan: Plan) -> tuple[int, int, int, bool]:
     return plan.tp, plan.pp, plan.zero, plan.gc
 
 
-def enumerate_plans(model: Transformer, gpus: int) -> PlanArrays:
+def enumerate_plans(model: Transformer, gpus: int, most_tp: int) -> PlanArrays:
     """All plans of the model on exactly these GPUs that divide its batch, heads and layers."""
     rows: list[tuple[int, int, int, int, int, int]] = []
     checkpointing = (0, 1) if model.recompute else (0,)
-    for dp in _divisors(gpus) if SPLIT in model.families else (gpus,):
+    for dp in divisors(gpus) if SPLIT in model.families else (gpus,):
         if model.global_batch % dp:
             continue
-        steps = _divisors(model.global_batch // dp)
-        for tp in _divisors(gpus // dp):
+        steps = divisors(model.global_batch // dp)
+        for tp in divisors(gpus // dp):
             pp = gpus // dp // tp
-            if model.heads % tp or model.layers % pp:
+            if tp > most_tp or model.heads % tp or model.layers % pp:
                 continue
             kinds = (NO_ZERO,) if tp * pp > 1 else tuple(z for z, f in _ZERO_FAMILIES if f in model.families)
             rows += [(dp, tp, pp, zero, ga, gc) for zero in kinds for ga in steps for gc in checkpointing]
@@ -187,7 +213,7 @@ _ZERO_FAMILIES = ((NO_ZERO, DP), (ZERO_DP, ZERO), (ZERO_OFFLOAD, OFFLOAD))
 
 
 def _candidates(model: Transformer, site: Site, gpus: int) -> Candidates:
-    plans = enumerate_plans(model, gpus)
+    plans = enumerate_plans(model, gpus, site.node_gpus)
     needs = memories(model, plans)
     return Candidates(plans, needs, (needs.gpu_gib <= site.gpu_gib) & (needs.host_gib <= site.host_gib))
 
@@ -206,22 +232,23 @@ def _of_type(plans: PlanArrays, kind: tuple[int, int, int, bool]) -> NDArray[np.
 
 
 def _best(page: _Page, gpus: int, nodes: int, cpus: int, kind: tuple[int, int, int, bool] | None) -> Outlook | None:
-    if gpus < 1 or _why_not_spread(page.site, gpus, nodes, cpus):
+    if gpus < 1 or _cannot_spread(page.site, gpus, nodes, cpus):
         return None
-    if gpus not in page.candidates:
-        page.candidates[gpus] = _candidates(page.model, page.site, gpus)
-    found = page.candidates[gpus]
+    found = page.found(gpus)
     fits = found.fits if kind is None else found.fits & _of_type(found.plans, kind)
     rows = np.flatnonzero(fits)
     if not len(rows):
         return None
     times = breakdowns(page.model, page.site, page.constants, _where(found.plans, rows), gpus, nodes, cpus)
-    at = int(np.argmin(times.total))
-    row = int(rows[at])
+    return _outlook_at(page, found, times, rows, int(np.argmin(times.total)))
+
+
+def _outlook_at(page: _Page, found: Candidates, times: Breakdowns, rows: Ints, at: int) -> Outlook:
+    row, total = int(rows[at]), float(times.total[at])
     return Outlook(
         _plan_at(found.plans, row),
-        float(times.total[at]),
-        page.model.global_batch / float(times.total[at]),
+        total,
+        page.model.global_batch / total,
         float(found.memory.gpu_gib[row]),
         float(found.memory.host_gib[row]),
         float(times.wire_s[at]),
@@ -238,57 +265,63 @@ def _outlook(page: _Page, plan: Plan, nodes: int, cpus: int) -> Outlook:
 # Why a plan cannot run.
 
 
-def why_not_divided(model: Transformer, plan: Plan) -> str:
+def _cannot_divide(model: Transformer, plan: Plan) -> Rejection | None:
     """Whether the model may be, and can be, divided like that."""
     if plan.family not in model.families:
-        return f"{model.name} does not accept {plan.family} plans: {', '.join(sorted(model.families))} would do"
+        valid = ", ".join(family for family in FAMILIES if family in model.families)
+        return Rejection("family", f"{model.name} does not accept {plan.family} plans: {valid} would do")
     if plan.gc and not model.recompute:
-        return f"{model.name} does not accept gradient checkpointing: leave gc out"
+        return Rejection("family", f"{model.name} does not accept gradient checkpointing: leave gc out")
     batch = model.global_batch
+    each = batch // plan.dp
     if batch % plan.dp:
-        return f"global batch {batch} is not divisible by dp {plan.dp}: {near(batch, plan.dp)} would do"
-    if (batch // plan.dp) % plan.ga:
-        valid = near(batch // plan.dp, plan.ga)
-        return f"a rank's {batch // plan.dp} samples are not divisible by ga {plan.ga}: {valid} would do"
+        return Rejection("batch", f"global batch {batch} is not divisible by dp {plan.dp}: {_near(batch, plan.dp)}")
+    if each % plan.ga:
+        return Rejection("batch", f"a rank's {each} samples are not divisible by ga {plan.ga}: {_near(each, plan.ga)}")
     if model.heads % plan.tp:
-        return f"tp {plan.tp} does not divide {model.heads} heads: {near(model.heads, plan.tp)} would do"
+        return Rejection("heads", f"tp {plan.tp} does not divide {model.heads} heads: {_near(model.heads, plan.tp)}")
     if model.layers % plan.pp:
-        return f"pp {plan.pp} does not divide {model.layers} layers: {near(model.layers, plan.pp)} would do"
-    return ""
+        words = f"pp {plan.pp} does not divide {model.layers} layers: {_near(model.layers, plan.pp)}"
+        return Rejection("layers", words)
+    return None
 
 
-def _why_not_there(site: Site, plan: Plan, nodes: int, cpus: int) -> str:
-    return _why_not_spread(site, plan.gpus, nodes, cpus)
-
-
-def _why_not_spread(site: Site, gpus: int, nodes: int, cpus: int) -> str:
+def _cannot_spread(site: Site, gpus: int, nodes: int, cpus: int) -> Rejection | None:
     if not 1 <= nodes <= gpus:
-        return f"{gpus} GPU{'s' * (gpus != 1)} cannot lie on {nodes} nodes"
+        return Rejection("nodes", f"{gpus} GPU{'s' * (gpus != 1)} cannot lie on {nodes} node{'s' * (nodes != 1)}")
     if gpus > nodes * site.node_gpus:
-        least = site.fewest_nodes(gpus)
-        return f"{gpus} GPUs do not fit on {nodes} nodes of {site.node_gpus}: {least} would do"
+        where = f"{nodes} node{'s' * (nodes != 1)} of {site.node_gpus}"
+        return Rejection("nodes", f"{gpus} GPUs do not fit on {where}: {site.fewest_nodes(gpus)} would do")
     held = -(-gpus // nodes)
     if cpus < 1 or held * cpus > site.node_cpus:
-        most = site.node_cpus // held
-        return f"{cpus} CPUs for each of {held} GPUs of a node that has {site.node_cpus}: 1 to {most} would do"
-    return ""
+        each = f"{cpus} CPUs for each of {held} GPUs of a node that has {site.node_cpus}"
+        return Rejection("CPUs", f"{each}: 1 to {site.node_cpus // held} would do")
+    return None
 
 
-def _why_no_room(model: Transformer, site: Site, plan: Plan) -> str:
+def _leaves_the_node(site: Site, plan: Plan) -> Rejection | None:
+    """Tensor parallelism talks in every layer; beyond one node nobody runs it, and nobody has measured it here."""
+    if plan.tp <= site.node_gpus:
+        return None
+    return Rejection("heads", f"tp {plan.tp} is more than the {site.node_gpus} GPUs of a node: pp would do")
+
+
+def _no_room(model: Transformer, site: Site, plan: Plan) -> Rejection | None:
     needs = memory(model, plan)
     if needs.gpu_gib > site.gpu_gib:
-        return f"needs {needs.gpu_gib:.1f} GiB on each GPU, has {site.gpu_gib:g}"
+        return Rejection("GPU memory", f"needs {needs.gpu_gib:.1f} GiB on each GPU, has {site.gpu_gib:g}")
     if needs.host_gib > site.host_gib:
-        return f"needs {needs.host_gib:.1f} GiB of host memory per GPU, has {site.host_gib:g}"
-    return ""
+        words = f"needs {needs.host_gib:.1f} GiB of host memory per GPU, has {site.host_gib:g}"
+        return Rejection("host memory", words)
+    return None
 
 
-def near(number: int, wanted: int) -> str:
-    """The divisors of `number` next to `wanted`, below and above: `2 or 4`."""
-    known = _divisors(number)
+def _near(number: int, wanted: int) -> str:
+    """The divisors of `number` next to `wanted`, below and above: `2 or 4 would do`."""
+    known = divisors(number)
     below = [d for d in known if d < wanted][-1:]
     above = [d for d in known if d > wanted][:1]
-    return " or ".join(str(d) for d in (*below, *above))
+    return " or ".join(str(d) for d in (*below, *above)) + " would do"
 
 
 # Curves.

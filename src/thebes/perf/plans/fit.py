@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,13 +170,14 @@ class _Problem(NamedTuple):
     model: Transformer
     site: Site
     environment: Environment
+    centre: Constants  # what is usual
     free: tuple[int, ...]
     forward_free: bool
     forward_usual: float
 
     @property
     def usual(self) -> Floats:
-        return np.log([USUAL[i] for i in self.free] + [self.forward_usual] * self.forward_free)
+        return np.log([self.centre[i] for i in self.free] + [self.forward_usual] * self.forward_free)
 
     @property
     def spread(self) -> Floats:
@@ -190,7 +191,7 @@ class _Problem(NamedTuple):
 
     def constants(self, x: Floats) -> Constants:
         values = dict(zip((Constants._fields[i] for i in self.free), np.exp(x[: len(self.free)]).tolist(), strict=True))
-        return USUAL._replace(**values)
+        return self.centre._replace(**values)
 
     def forward(self, x: Floats) -> float:
         return float(np.exp(x[-1])) if self.forward_free else self.forward_usual
@@ -206,7 +207,9 @@ def with_forward(model: Transformer, site: Site, seconds: float) -> Transformer:
     return replace(model, forward_s_per_sample=((site.gpu_type, seconds), *others))
 
 
-def _problem(model: Transformer, site: Site, samples: Sequence[Sample], environment: Environment) -> _Problem:
+def _problem(
+    model: Transformer, site: Site, samples: Sequence[Sample], environment: Environment, usual: Constants
+) -> _Problem:
     plans = [s.plan for s in samples]
     fixed: set[str] = set()
     if not any(p.zero == ZERO_OFFLOAD for p in plans):
@@ -220,28 +223,34 @@ def _problem(model: Transformer, site: Site, samples: Sequence[Sample], environm
     if not measured and not any(p.gc for p in plans):
         fixed.add("k_bwd")
     free = tuple(i for i, name in enumerate(Constants._fields) if name not in fixed)
-    return _Problem(model, site, environment, free, not measured, forward_s(model, site, environment))
+    return _Problem(model, site, environment, usual, free, not measured, forward_s(model, site, environment))
 
 
-def fit(model: Transformer, site: Site, samples: Sequence[Sample], environment: Environment = ENVIRONMENT) -> Fit:
-    """The constants that explain the samples best."""
+def fit(
+    model: Transformer,
+    site: Site,
+    samples: Sequence[Sample],
+    environment: Environment = ENVIRONMENT,
+    usual: Constants = USUAL,
+) -> Fit:
+    """The constants that explain the samples best; where these say nothing, the usual ones (a sister model's, say)."""
     check_samples(model, site, samples)
-    problem = _problem(model, site, samples, environment)
+    problem = _problem(model, site, samples, environment, usual)
     asked = _Asked.of(model, samples)
     measured = np.log([s.iteration_s for s in samples])
     low, high = problem.bounds
-    usual, spread = problem.usual, problem.spread
+    centre, spread = problem.usual, problem.spread
 
     def residuals(x: Floats) -> Floats:
         off = (problem.log_seconds(asked, x) - measured) / NOISE
-        return np.concatenate((_tamed(off), (x - usual) / spread))
+        return np.concatenate((_tamed(off), (x - centre) / spread))
 
     found = min(
         (
             least_squares(residuals, np.clip(start, low + 1e-9, high - 1e-9), bounds=(low, high))
             for start in _starts(problem)
         ),
-        key=lambda outcome: float(outcome.cost),
+        key=_cost,
     )
     x = np.asarray(found.x, dtype=np.float64)
     names = [Constants._fields[i] for i in problem.free]
@@ -256,6 +265,10 @@ def fit(model: Transformer, site: Site, samples: Sequence[Sample], environment: 
         tuple(at_bounds),
         _warnings(problem, samples, np.asarray(found.jac, dtype=np.float64)),
     )
+
+
+def _cost(outcome: Any) -> float:
+    return float(outcome.cost)
 
 
 def _tamed(off: Floats) -> Floats:
@@ -326,7 +339,7 @@ def choose_samples(
     Greedy D-optimal design: the sensitivities of the model at the usual constants say how much a sample would tell
     beyond those already chosen. At least three with offload where there are any. No measured time is looked at.
     """
-    problem = _problem(model, site, candidates, environment)
+    problem = _problem(model, site, candidates, environment, USUAL)
     asked = _Asked.of(model, candidates)
     x, step = problem.usual, 1e-4
     slopes = np.stack(

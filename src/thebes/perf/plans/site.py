@@ -76,7 +76,7 @@ def site_of_gpu(name: str) -> Site:
     """Nodes of eight such GPUs, wired as usual for them; `A100` alone is the larger one."""
     found = _match(name)
     if found is None:
-        raise UserError(f"unknown GPU type '{name}'", hint=nearest(name.upper(), known_gpus()))
+        raise UserError(f"unknown GPU type '{name}'", hint=nearest(name, (known.lower() for known in known_gpus())))
     return found
 
 

@@ -63,7 +63,7 @@ class Environment(NamedTuple):
     hop_s: float = 0.00002  # one step of a ring between nodes
     shard_s: float = 0.00012  # ZeRO: one step between nodes of the messages of one layer
     split: float = 0.93  # efficiency of a layer on twice as many tensor-parallel GPUs: smaller matrices
-    mfu: float = 0.45  # share of peak arithmetic in a forward pass that nobody profiled
+    mfu: float = 0.2  # share of peak arithmetic in a forward pass that nobody profiled: median of six models
 
 
 ENVIRONMENT = Environment()

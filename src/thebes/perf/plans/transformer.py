@@ -223,9 +223,8 @@ def _from_table(table: Mapping[str, Any], where: str) -> Transformer:
     if hidden % heads:
         valid = _divisors_near(hidden, heads)
         raise UserError(f"{where}: hidden = {hidden} is not divisible by heads = {heads}", hint=f"heads {valid} would")
-    vocabulary = table.get("vocabulary", 0)
-    if vocabulary != 0 or isinstance(vocabulary, bool):
-        vocabulary = _size(table, "vocabulary", where)
+    none = table.get("vocabulary", 0) == 0  # a model without one, such as ViT
+    vocabulary = 0 if none else _size(table, "vocabulary", where)
     counted = 12.0 * layers * hidden * hidden + vocabulary * hidden
     recompute = table.get("recompute", True)
     if not isinstance(recompute, bool):

@@ -1,0 +1,70 @@
+"""Iterations that were measured on the A800 cluster of Rubick's evaluation (arXiv 2408.08586): 420 rows of six models.
+
+`data/plans/SOURCE.md` says where they come from, and which of them contradict the others: these are kept and marked,
+and nobody is told to expect them.
+"""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from thebes.model.plan import ZERO_OFFLOAD, Plan, parse_plan
+from thebes.perf.plans.fit import Sample
+
+GPU_TYPE = "A800-80GB"
+MEASURED_CPUS = 12.0  # per GPU
+
+
+class Row(NamedTuple):
+    model: str
+    sample: Sample
+    suspicious: bool
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """Everything that was measured, in the order of the file."""
+    text = (files("thebes") / "data" / "plans" / "a800.csv").read_text(encoding="utf-8")
+    return tuple(_row(row) for row in csv.DictReader(text.splitlines()))
+
+
+def _row(row: dict[str, str]) -> Row:
+    sample = Sample(
+        parse_plan(row["plan"]),
+        int(row["gpus"]),
+        int(row["nodes"]),
+        MEASURED_CPUS,
+        float(row["iteration_s"]),
+        min(map(int, row["placement"])),
+        int(row["global_batch"]),
+    )
+    return Row(row["model"], sample, row["suspicious"] == "1")
+
+
+def samples_of(model: str, suspicious: bool = False) -> tuple[Sample, ...]:
+    """The rows of a model; those that contradict the others only when asked for."""
+    return tuple(row.sample for row in rows() if row.model == model and (suspicious or not row.suspicious))
+
+
+@cache
+def _by_place() -> dict[tuple[str, Plan, int], Sample]:
+    """Where a plan was measured on several placements with as many nodes, that of the evenest."""
+    found: dict[tuple[str, Plan, int], Sample] = {}
+    for model, sample, suspicious in rows():
+        key = (model, sample.plan, sample.nodes)
+        if not suspicious and (key not in found or found[key].fewest < sample.fewest):
+            found[key] = sample
+    return found
+
+
+def measured(
+    model: str, plan: Plan, gpus: int, nodes: int, *, cpus: float = MEASURED_CPUS, batch: int = 0
+) -> float | None:
+    """Seconds per iteration of this plan, spread evenly over so many nodes; None where nobody measured it."""
+    known = _by_place().get((model, plan, nodes))
+    if known is None or gpus != plan.gpus or batch not in (0, known.batch):
+        return None
+    return None if plan.zero == ZERO_OFFLOAD and cpus != MEASURED_CPUS else known.iteration_s
