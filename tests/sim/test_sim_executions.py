@@ -179,7 +179,7 @@ def test_a_job_without_a_plan_asks_for_the_best_one() -> None:
 def test_jobs_of_one_model_with_other_batches_are_other_work() -> None:
     trace = planned((0, 8, 100, "bert-large"), (0, 8, 100, "bert-large"), global_batch=[32, 64], plan=["dp8", "dp8"])
     result = thebes.simulate(trace, cluster(2), "fifo", perf=BY_MODEL)
-    assert result.jobs["model"].to_list() == ["bert-large (batch 32)", "bert-large (batch 64)"]
+    assert result.jobs["model"].to_list() == ["bert-large", "bert-large (batch 64)"]
 
 
 def test_traces_without_models_get_models_that_can_use_their_gpus() -> None:
@@ -305,7 +305,24 @@ def test_clusters_of_several_kinds_are_refused() -> None:
         thebes.simulate(planned((0, 1, 1, "vit")), mixed, "fifo", perf=BY_MODEL)
 
 
+def test_the_truth_is_what_was_measured_where_somebody_has() -> None:
+    """Given plans measured on A800 nodes: dp8 0.157684 s, zero-dp8 on two nodes 0.197558 s (4 + 4 GPUs)."""
+    trace = planned((0, 8, 100, "bert-large"), plan=["dp8"])
+    assert finishes(run(trace, [Wanted(ALL, "dp8")], perf=Plans())) == pytest.approx([100])
+    spread = run(trace, [Wanted((0, 1, 2, 3, 8, 9, 10, 11), "zero-dp8")], on=cluster(2), perf=Plans())
+    assert finishes(spread) == pytest.approx([100 * 0.197558 / 0.157684], rel=1e-4)
+
+
 def test_an_unknown_truth_is_refused() -> None:
     with pytest.raises(UserError, match=r"unknown perf\.truth 'guess'"):
         Plans(truth="guess")
     assert Plan().gpus == 1
+
+
+def test_gandiva_grows_a_job_by_the_same_mechanism_as_rubick() -> None:
+    """Given an elastic job alone on a node; when Gandiva gives it the idle GPUs; then its plan grows with it."""
+    trace = planned((0, 4, 4000, "bert-large"), plan=["dp4"], min_gpus=[2], max_gpus=[8])
+    result = thebes.simulate(trace, cluster(), "gandiva", perf=BY_MODEL)
+    assert [kind for _, _, kind in story(result)] == ["submit", "start", "resize", "finish"]
+    assert result.events["plan"].to_list() == ["dp4", "dp4", "dp8", "dp8"]
+    assert result.jobs["jct_s"][0] < 4000

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from thebes.sim.result import Result
 
 # Written out here, for importing the models takes longer than all of `thebes --help`; a test keeps the two together.
-PERFS = "tiers, ideal, network, gavel, pollux, artist, hkbu"
+PERFS = "tiers, ideal, network, gavel, pollux, artist, hkbu, plans"
 
 TraceFile = Annotated[
     str,

@@ -245,17 +245,16 @@ def _transformer(perf: Plans, model: str | None, batch: int | None, accepted: st
 
 
 def _with_own_names(models: list[Transformer]) -> list[Transformer]:
-    """Jobs of one model that differ in batch or accepted plans are different work, and need names of their own."""
-    count: dict[str, int] = {}
+    """Jobs of one model that differ in batch or accepted plans are different work: the later ones get other names."""
+    named: dict[str, Transformer] = {}
     for model in models:
-        count[model.name] = count.get(model.name, 0) + 1
-    named: list[Transformer] = []
-    for model in models:
-        name = model.name if count[model.name] == 1 else f"{model.name} (batch {model.global_batch})"
-        while name in {other.name for other in named}:
+        name = model.name
+        if name in named:
+            name += f" (batch {model.global_batch})"
+        while name in named:
             name += "'"
-        named.append(replace(model, name=name))
-    return named
+        named[name] = replace(model, name=name)
+    return list(named.values())
 
 
 def _asked(book: PlanBook, number: int, gpus: int, text: str, cpus: int, where: str) -> Outlook:

@@ -13,6 +13,7 @@ from thebes.model.plan import Plan
 from thebes.model.profiles import Profiles, shape_table
 from thebes.perf.base import Times
 from thebes.perf.plans.book import Outlook, PlanBook
+from thebes.perf.plans.measured import GPU_TYPE, measured
 
 FIRST_ROWS = 256
 
@@ -23,7 +24,7 @@ class PlanProfiles:
     def __init__(self, book: PlanBook, cluster: Cluster, *, as_measured: bool) -> None:
         self.book = book
         self.cluster = cluster
-        self.as_measured = as_measured
+        self.as_measured = as_measured and book.site.gpu_type == GPU_TYPE
         self._rows: dict[tuple[int, Plan, int], int] = {}
         self.table = Profiles(
             first=np.zeros(FIRST_ROWS + 1, dtype=np.int64),
@@ -47,7 +48,7 @@ class PlanProfiles:
         # Shapes on fewer nodes than can hold the gang are never taken, but have their place in the table.
         nodes = np.maximum(nodes, -(-plan.gpus // self.book.site.node_gpus))
         outlooks = {int(n): self._outlook(number, plan, int(n), cpus) for n in np.unique(nodes)}
-        total_s = np.array([self._seconds(number, outlooks[int(n)], int(n)) for n in nodes])
+        total_s = np.array([self._seconds(number, outlooks[int(n)], int(n), cpus) for n in nodes])
         wire_share = np.array([outlooks[int(n)].wire_s / outlooks[int(n)].iteration_s for n in nodes])
         return Times(total_s * (1.0 - wire_share), np.zeros(len(nodes)), total_s * wire_share)
 
@@ -56,13 +57,12 @@ class PlanProfiles:
         assert outlook is not None, self.book.why_not(number, plan, nodes, cpus)
         return outlook
 
-    def _seconds(self, number: int, outlook: Outlook, nodes: int) -> float:
-        seconds = None
+    def _seconds(self, number: int, outlook: Outlook, nodes: int, cpus: int) -> float:
+        model, plan = self.book.models[number], outlook.plan
+        known = None
         if self.as_measured:
-            from thebes.perf.plans.measured import measured
-
-            seconds = measured(self.book.models[number], outlook.plan, outlook.plan.gpus, nodes)
-        return outlook.iteration_s if seconds is None else seconds
+            known = measured(model.name, plan, plan.gpus, nodes, cpus=cpus, batch=model.global_batch)
+        return outlook.iteration_s if known is None else known
 
     def _append(self, times: Times) -> None:
         at = len(self._rows)
