@@ -12,6 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ from thebes.model.links import with_network
 from thebes.model.trace import Trace
 from thebes.model.view import View
 from thebes.perf import Tiers
+from thebes.perf.plans.book import PlanBook
+from thebes.perf.plans.site import A800
+from thebes.perf.plans.timing import Constants
+from thebes.perf.plans.transformer import catalogue, names
 from thebes.placement import Consolidate
 from thebes.policy import Policy, fill, find
 from thebes.sim.costs import Costs
@@ -189,6 +194,50 @@ def _time_decision(name: str, loop: Loop, policy: Policy, repeats: int) -> dict[
     }
 
 
+def plans(*, gpus: int, repeats: int) -> dict[str, Any]:
+    """Time `PlanBook.best` for every shipped model on every number of GPUs: asked first, asked again, whole curves.
+
+    Each repeat asks a book that differs in one constant, so that nothing is remembered from the one before.
+    """
+    shipped = [catalogue()[name] for name in names()]
+    first: dict[tuple[str, int], float] = {}
+    again: dict[tuple[str, int], float] = {}
+    curves: dict[str, float] = {}
+    for turn in range(repeats + 1):  # the first turn warms up
+        known = [model.constants or Constants() for model in shipped]
+        fresh = [
+            replace(model, constants=one._replace(k_const=one.k_const + 1e-9 * (turn + 1)))
+            for model, one in zip(shipped, known, strict=True)
+        ]
+        book = PlanBook(tuple(fresh), A800, gpus)
+        for number, model in enumerate(fresh):
+            for count in range(1, gpus + 1):
+                where = (number, count, A800.fewest_nodes(count), A800.cpus_per_gpu)
+                for seconds in (first, again):
+                    began = time.perf_counter()
+                    book.best(*where)
+                    took = time.perf_counter() - began
+                    if turn:
+                        key = (model.name, count)
+                        seconds[key] = min(seconds.get(key, took), took)
+            began = time.perf_counter()
+            book.curve(number)
+            took = time.perf_counter() - began
+            curves[model.name] = took if turn <= 1 else min(curves[model.name], took)
+    worst = max(first, key=lambda key: first[key])
+    return {
+        "gpus": gpus,
+        "models": len(shipped),
+        "questions": len(first),
+        "milliseconds": 1e3 * first[worst],
+        "worst_question": list(worst),
+        "median_milliseconds": 1e3 * float(np.median(list(first.values()))),
+        "again_milliseconds": 1e3 * max(again.values()),
+        "curve_milliseconds": {name: 1e3 * took for name, took in curves.items()},
+        "peak_memory_mb": _peak_memory_mb(),
+    }
+
+
 def _peak_memory_mb() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1e6 if sys.platform == "darwin" else 1e6 / 1024)
@@ -203,6 +252,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
     "calibrate": calibrate,
     "replay": replay,
     "decision": decision,
+    "plans": plans,
 }
 
 

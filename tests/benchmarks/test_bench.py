@@ -25,9 +25,18 @@ def results() -> dict[str, Any]:
 
 def test_results_are_json_with_every_part(results: dict[str, Any]) -> None:
     assert json.loads(json.dumps(results)) == results
-    assert {"date", "commit", "machine", "calibration", "grid", "growth", "replays", "decision", "goals"} <= set(
-        results
-    )
+    assert {
+        "date",
+        "commit",
+        "machine",
+        "calibration",
+        "grid",
+        "growth",
+        "replays",
+        "decision",
+        "goals",
+        "plans",
+    } <= set(results)
     assert not failures(results)
 
 
@@ -48,6 +57,13 @@ def test_the_decision_is_timed_in_the_states_it_names(results: dict[str, Any]) -
     assert (still["starts"], still["suspends"]) == (0, 0)
     assert turnover["waiting_jobs"] >= 100
     assert turnover["suspends"] > turnover["running_jobs"] / 2
+
+
+def test_best_plans_are_asked_for_every_model_on_every_number_of_gpus(results: dict[str, Any]) -> None:
+    plans = results["plans"]
+    assert plans["questions"] == plans["models"] * plans["gpus"] == 7 * 64
+    assert plans["again_milliseconds"] < plans["milliseconds"]  # the second answer is remembered
+    assert "best plan of one model on one allocation, worst of 448" in {goal["goal"] for goal in results["goals"]}
 
 
 def test_every_newer_policy_is_measured_with_contention(results: dict[str, Any]) -> None:

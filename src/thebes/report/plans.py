@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from thebes.report.metrics import to_json
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-HUES = dict(zip(FAMILIES, (1, 3, 2, 4), strict=True))
+HUES: dict[str, int] = dict(zip(FAMILIES, (1, 3, 2, 4), strict=True))
 NAMES = {
     "dp": "data parallel",
     "zero-dp": "ZeRO data parallel",
@@ -84,10 +84,10 @@ def render(found: Survey) -> str:
         heading_of("The best plan on each number of GPUs"),
         _table(found),
     ]
-    exact = [
+    exact: list[Any] = [
         row.best._asdict() | {"plan": str(row.best.plan), "gpus": row.gpus, "nodes": row.nodes} for row in found.rows
     ]
-    return page(title, body, drawn, to_json({"rows": exact}), WORDS)
+    return page(title, body, drawn, to_json(exact), WORDS)
 
 
 def _finding(found: Survey) -> str:
@@ -283,10 +283,7 @@ def parts_chart(found: Survey) -> Chart:
                 "name": words,
                 "x": gpus,
                 "y": shares,
-                "text": [
-                    f"{words}: {units.duration(part)}, {share:.1f}%"
-                    for part, share in zip(seconds, shares, strict=True)
-                ],
+                "text": [f"{words}: {_ms(part)}, {share:.1f}%" for part, share in zip(seconds, shares, strict=True)],
                 "textposition": "none",
                 "marker": {"color": colour},
                 "hovertemplate": "%{x} GPUs, %{text}<extra></extra>",
