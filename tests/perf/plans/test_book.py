@@ -33,6 +33,43 @@ def best(model: Transformer, gpus: int, like: Plan | None = None, site: Site = A
 # --- the best plan ----------------------------------------------------------------------------------------------------
 
 
+def families(model: Transformer) -> dict[int, str]:
+    """The family of the best plan, by GPUs."""
+    book = PlanBook((model,), A800)
+    found = {gpus: book.best(0, gpus, A800.fewest_nodes(gpus), CPUS) for gpus in range(1, 65)}
+    return {gpus: outlook.plan.family for gpus, outlook in found.items() if outlook}
+
+
+def test_the_best_plan_of_a_7b_model_goes_from_offload_over_zero_to_3d() -> None:
+    """Acceptance test 2 of Rubick's specification, with the batch of the paper's figure 7."""
+    found = families(replace(with_batch(LLAMA, 16), flash_attention=True))
+
+    assert found == {
+        1: "zero-offload",
+        2: "zero-dp",
+        4: "zero-dp",
+        8: "zero-dp",
+        16: "3d",
+        32: "3d",
+        64: "3d",
+    }
+
+
+def test_where_attention_matrices_are_kept_two_gpus_are_better_split() -> None:
+    """ZeRO-DP divides no activations: on two GPUs it would have to compute them twice, tensor parallelism has room."""
+    model = with_batch(LLAMA, 16)
+
+    assert families(model) == families(replace(model, flash_attention=True)) | {2: "3d"}
+    assert "GiB on each GPU" in PlanBook((model,), A800).why_not(0, parse_plan("zero-dp2+ga8"), 1, CPUS)
+    assert best(model, 2).plan == parse_plan("dp1+tp2+ga16")
+
+
+def test_with_a_batch_of_8_the_order_is_the_same_from_4_gpus() -> None:
+    found = families(LLAMA)
+
+    assert (found[1], found[4], found[16], found[32], found[64]) == ("zero-offload", "zero-dp", "3d", "3d", "3d")
+
+
 def test_a_model_that_fits_one_gpu_stays_off_the_host() -> None:
     assert best(VIT, 1).plan.family == "dp"
     assert best(GPT2, 1).host_gib == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ NAMES = {"ga": 0, "gc": 0, "zero-dp": ZERO_DP, "zero-offload": ZERO_OFFLOAD}
 # A billion parameters whose activations can be counted on paper: 4 layers, 8 tokens of 64, 4 heads, batch 8.
 TOY = Transformer("toy", 1e9, 4, 64, 4, 8, 8)
 LAYER = 8 * (34 * 64 + 5 * 4 * 8)  # bytes of one sample in one layer
+HALVED = 8 * (10 * 64 + (24 * 64 + 5 * 4 * 8) / 2)  # the same, tensor-parallel over two
 
 
 def fits(model: Transformer, plan: Plan, gpu_gib: float = A800.gpu_gib) -> bool:
@@ -40,8 +42,8 @@ def test_plain_data_parallelism_keeps_sixteen_bytes_per_parameter() -> None:
     assert memory(TOY, Plan(dp=8)) == (gib(16e9 + 4 * LAYER), 0)
 
 
-def test_tensor_and_pipeline_parallelism_divide_everything() -> None:
-    assert memory(TOY, Plan(dp=2, tp=2, pp=2)) == (gib(16e9 / 4 + 4 * (4 / 2 * LAYER) / 2), 0)
+def test_tensor_and_pipeline_parallelism_divide_the_state_and_most_activations() -> None:
+    assert memory(TOY, Plan(dp=2, tp=2, pp=2)) == (gib(16e9 / 4 + 4 * (4 / 2 * HALVED)), 0)
 
 
 def test_zero_divides_gradients_and_optimiser_but_not_weights() -> None:
@@ -53,6 +55,12 @@ def test_offload_leaves_weights_and_a_bucket_of_gradients_on_the_gpu() -> None:
 
     assert needs.gpu_gib == gib(2e9 + 2e9 + 4 * LAYER)  # a billion parameters are just two buckets
     assert needs.host_gib == gib(HOST_BYTES * 1e9 / 8)
+
+
+def test_flash_attention_keeps_no_attention_matrix() -> None:
+    flash = replace(TOY, flash_attention=True)
+
+    assert memory(flash, Plan(dp=8)).gpu_gib == gib(16e9 + 4 * 8 * 34 * 64)
 
 
 def test_checkpointing_keeps_inputs_and_one_whole_layer() -> None:
@@ -75,7 +83,7 @@ def test_logits_fill_the_last_stage_and_the_embedding_is_not_cut_by_stages() -> 
     needs = memory(model, Plan(dp=1, tp=2, pp=2, ga=1))
 
     state = 16 * ((1e9 - whole) / 4 + whole / 2)
-    assert needs.gpu_gib == gib(state + 8 * (2 * LAYER) / 2 + 6 * 8 * 8 * 1e6 / 2)
+    assert needs.gpu_gib == gib(state + 8 * (2 * HALVED) + 6 * 8 * 8 * 1e6 / 2)
 
 
 # --- against what is known --------------------------------------------------------------------------------------------

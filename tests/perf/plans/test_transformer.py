@@ -113,12 +113,14 @@ def test_what_toml_leaves_out_is_counted_or_taken_from_the_file_name(tmp_path: P
 
 
 def test_toml_may_say_plans_constants_and_forward_times(tmp_path: Path) -> None:
-    more = 'plans = ["dp", "3d"]\nrecompute = false\nforward_ms = { "A800-80GB" = 340 }\n[constants]\nk_bwd = 2.5\n'
+    more = 'plans = ["dp", "3d"]\nrecompute = false\nflash_attention = true\n'
+    more += 'forward_ms = { "A800-80GB" = 340 }\n[constants]\nk_bwd = 2.5\n'
 
     model = from_toml(toml(tmp_path, OWN + more))
 
     assert model.families == {"dp", "3d"}
     assert not model.recompute
+    assert model.flash_attention
     assert model.forward_s_per_sample == (("A800-80GB", 0.34),)
     assert model.constants == Constants(k_bwd=2.5)
 
@@ -148,6 +150,7 @@ def test_toml_may_take_the_shape_from_a_config_json(tmp_path: Path) -> None:
         ("heads = 40 -> heads = 40\nplans = ['tp']", "plans has 'tp'", "did you mean 'dp'?"),
         ("heads = 40 -> heads = 40\nplans = []", "plans = [] is not a list", "any of dp, zero-dp"),
         ("heads = 40 -> heads = 40\nrecompute = 1", "recompute = 1", "true or false"),
+        ("heads = 40 -> heads = 40\nflash_attention = 'yes'", "flash_attention = 'yes'", "true or false"),
         ("heads = 40 -> heads = 40\nvocabulary = -5", "vocabulary = -5 is not", "vocabulary = 32000"),
         ("heads = 40 -> heads = 40\nforward_ms = 3", "forward_ms is not a table", "forward_ms = {"),
         ("heads = 40 -> heads = 40\nforward_ms = { A100 = 0 }", "forward_ms of A100 is 0", "such as 340"),

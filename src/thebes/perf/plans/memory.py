@@ -3,7 +3,7 @@
 Mixed-precision Adam keeps 16 bytes per parameter (ZeRO, SC'20, section 3.1). ZeRO-DP is stage 2: gradients and the
 optimiser's state are divided over the data-parallel ranks, weights stay whole, so that its traffic is that of plain
 data parallelism; ZeRO-Offload (ATC'21) is stage 2 with all but the weights on the host. Activations are those of
-Korthikanti et al. (MLSys'23), divided by tensor parallelism.
+Korthikanti et al. (MLSys'23, equation 2): tensor parallelism without sequence parallelism.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from thebes.perf.plans.transformer import GIB, GRADIENT_BYTES, OPTIMISER_BYTES, 
 
 # For what is not counted: the CUDA context, communication buffers, fragmentation.
 MARGIN = 1.1
-# Per layer and per token x hidden: 34 bytes, and 5 per head for the attention matrix (all in half precision).
-LAYER_BYTES, ATTENTION_BYTES = 34, 5
+# Per layer and per token x hidden: 34 bytes, of which tensor parallelism divides 24 (LayerNorms and dropouts see whole
+# activations); and 5 per head and pair of tokens for the attention matrix, divided too.
+WHOLE_BYTES, LAYER_BYTES, ATTENTION_BYTES = 10, 24, 5
 KEPT_BYTES = 2  # with checkpointing only a layer's input is kept
 LOGIT_BYTES = 6  # half precision, and single precision for the loss
 # The optimiser's 12 bytes and a single-precision gradient of 4 live on the host.
@@ -67,7 +68,9 @@ def memories(model: Transformer, plans: PlanArrays) -> Memories:
     state = np.where(offload, WEIGHT_BYTES * weights + leaving, per_weight * weights)
 
     tokens = model.sequence * micro_batch
-    layer = tokens * (LAYER_BYTES * model.hidden + ATTENTION_BYTES * model.heads * model.sequence) / tp
+    attention = 0 if model.flash_attention else ATTENTION_BYTES * model.heads * model.sequence
+    divided = LAYER_BYTES * model.hidden + attention
+    layer = tokens * (WHOLE_BYTES * model.hidden + divided / tp)
     kept = np.where(gc > 0, KEPT_BYTES * tokens * model.hidden, layer)
     stage = kept * model.layers / pp
     again = np.where(gc > 0, layer, 0.0)  # the layer that is being computed again

@@ -48,6 +48,7 @@ class Transformer:
     vocabulary: int = 0  # 0: no logits over a vocabulary worth counting
     constants: Constants | None = None
     forward_s_per_sample: tuple[tuple[str, float], ...] = ()  # (GPU type, seconds)
+    flash_attention: bool = False  # attention matrices are never kept
 
     @property
     def state_gib(self) -> float:
@@ -144,6 +145,7 @@ _KEYS = (
     "global_batch",
     "plans",
     "recompute",
+    "flash_attention",
     "vocabulary",
     "forward_ms",
     "constants",
@@ -226,9 +228,7 @@ def _from_table(table: Mapping[str, Any], where: str) -> Transformer:
     none = table.get("vocabulary", 0) == 0  # a model without one, such as ViT
     vocabulary = 0 if none else _size(table, "vocabulary", where)
     counted = 12.0 * layers * hidden * hidden + vocabulary * hidden
-    recompute = table.get("recompute", True)
-    if not isinstance(recompute, bool):
-        raise UserError(f"{where}: recompute = {recompute!r}", hint="write recompute = true or false")
+    recompute, flash = _yes_or_no(table, "recompute", True, where), _yes_or_no(table, "flash_attention", False, where)
     return Transformer(
         name.strip(),
         _parameters(table, counted, where),
@@ -242,7 +242,15 @@ def _from_table(table: Mapping[str, Any], where: str) -> Transformer:
         vocabulary,
         _constants(table.get("constants"), where),
         _forward_s(table.get("forward_ms", {}), where),
+        flash,
     )
+
+
+def _yes_or_no(table: Mapping[str, Any], key: str, default: bool, where: str) -> bool:
+    value = table.get(key, default)
+    if not isinstance(value, bool):
+        raise UserError(f"{where}: {key} = {value!r}", hint=f"write {key} = true or false")
+    return value
 
 
 def _size(table: Mapping[str, Any], key: str, where: str) -> int:
