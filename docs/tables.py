@@ -107,6 +107,46 @@ def networks() -> str:
     return table(("network", "inside nodes", "between nodes"), rows)
 
 
+def plan_models() -> str:
+    from thebes.model.plan import FAMILIES
+    from thebes.perf.plans.transformer import find, names
+
+    def row(name: str) -> tuple[str, ...]:
+        model = find(name)
+        size = (
+            f"{model.parameters / 1e9:.3g} billion"
+            if model.parameters >= 1e9
+            else f"{model.parameters / 1e6:g} million"
+        )
+        plans = ", ".join(family for family in FAMILIES if family in model.families)
+        shape = (model.layers, model.hidden, model.heads, model.sequence, model.global_batch)
+        return (f"`{name}`", size, *(f"{number:,}" for number in shape), plans)
+
+    head = ("model", "parameters", "layers", "hidden", "heads", "sequence", "global batch", "plans")
+    return table(head, (row(name) for name in names()), right=range(1, 7))
+
+
+def plans_of_llama() -> str:
+    from thebes.perf.plans.site import A800
+    from thebes.perf.plans.survey import survey
+    from thebes.perf.plans.transformer import find
+
+    found = survey(find("llama-2-7b", 16), A800, range(1, 65), A800.cpus_per_gpu)
+    rows = (
+        (
+            str(row.gpus),
+            f"`{row.best.plan}`",
+            f"{row.best.iteration_s:.3g}",
+            f"{row.best.samples_s:.3g}",
+            f"{row.best.gpu_gib:.1f}",
+            f"{row.best.host_gib:.1f}" if row.best.host_gib else "",
+        )
+        for row in found.rows
+    )
+    head = ("GPUs", "best plan", "s/iteration", "samples/s", "GiB on each GPU", "GiB on the host, per GPU")
+    return table(head, rows, right=(0, 2, 3, 4, 5))
+
+
 def demo() -> str:
     """What `make demo` prints."""
     import os
@@ -153,6 +193,8 @@ def quick_tables() -> dict[str, Callable[[], str]]:
         "contention": lambda: parameters(Contention, "contention."),
         "interference": lambda: parameters(Interference, "interference."),
         "skew": lambda: parameters(Skew, "placement."),
+        "plan models": plan_models,
+        "plans of llama": plans_of_llama,
         **{f"policy {p.name}": (lambda p=p: about(p)) for p in BUILT_IN},
     }
 
