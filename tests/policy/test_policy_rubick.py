@@ -18,7 +18,7 @@ from thebes.model.plan import plan_of
 from thebes.perf.plans.book import PlanBook
 from thebes.perf.plans.speed import Plans
 from thebes.policy import find
-from thebes.policy.rubick import Rubick, RubickE, RubickN, RubickR
+from thebes.policy.rubick import Memory, Rubick, RubickE, RubickN, RubickR
 from thebes.policy.rubick_curves import Room
 from thebes.policy.rubick_library import Demand, Freedom, Library
 from thebes.sim.costs import Costs
@@ -297,6 +297,56 @@ def test_a_gang_does_not_wait_for_ever_behind_small_jobs() -> None:
     assert result.metrics["completed"] == 25
     patient = run(trace, nodes_of_8(2), RubickN(starvation_s=200_000.0))
     assert patient.jobs["first_start_s"][0] > 3000
+
+
+# --- refit ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_refitted_when_what_was_measured_and_what_was_predicted_part() -> None:
+    """Given a world that is not quite as the book says, then the new book is nearer to it."""
+    both = ((0.0, 8, 4000.0, "bert-large"), (0.0, 8, 4000.0, "gpt-2"))
+    trace = jobs(*both, (1000.0, 1, 1.0, "vit"), plan=["dp8", "zero-dp8", "dp1"])
+    gaps: list[float] = []
+    memories: list[Memory] = []
+
+    def look(view: View, decision: Decision) -> None:
+        assert isinstance(decision.memory, Memory)
+        memories.append(decision.memory)
+        for number, sample in decision.memory.samples:
+            books = (view.plans, decision.memory.book or view.plans)
+            before, after = (book.of(number, sample.plan, sample.nodes, int(sample.cpus)).iteration_s for book in books)
+            gaps.append(abs(before / sample.iteration_s - 1) - abs(after / sample.iteration_s - 1))
+
+    watch(trace, nodes_of_8(2), RubickN(refit_above=0.005), look, perf=Plans(truth="measured"))
+    assert memories[0].book is None  # nothing was measured yet
+    assert memories[-1].book is not None
+    assert min(gaps) > 0
+    assert len(memories[-1].samples) <= 2 * len(memories)
+
+
+def test_without_a_gap_nothing_is_refitted() -> None:
+    trace = jobs((0, 8, 4000, "bert-large"))
+
+    def look(view: View, decision: Decision) -> None:
+        assert decision.memory == Memory()
+
+    watch(trace, nodes_of_8(), Rubick(refit_above=0.005), look)
+    watch(trace, nodes_of_8(), Rubick(refit_above=0.0), look, perf=Plans(truth="measured"))
+
+
+def test_a_model_is_refitted_once_per_round() -> None:
+    """Given submissions every second, then refits are a round apart."""
+    trace = jobs(*((float(at), 1, 300.0, "bert-large") for at in range(12)))
+    refits: list[float] = []
+
+    def look(view: View, decision: Decision) -> None:
+        assert isinstance(decision.memory, Memory)
+        refits.extend(at_s for _, at_s in decision.memory.refitted_s)
+
+    watch(trace, nodes_of_8(), Rubick(refit_above=0.001, round_s=60.0), look, perf=Plans(truth="measured"))
+    times = np.unique(refits)
+    assert len(times)
+    assert (np.diff(times) >= 60.0).all()
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------

@@ -350,7 +350,7 @@ def test_rounds_are_multiples_of_their_length() -> None:
 
 
 @st.composite
-def boards(draw: st.DrawFn) -> tuple[Board, dict[str, list[int]]]:
+def boards(draw: st.DrawFn, override: bool = True) -> tuple[Board, dict[str, list[int]]]:
     """A cluster with some jobs running and others waiting, of all sorts."""
     room = Room(draw(st.integers(1, 4)), draw(st.sampled_from([2, 4, 8])), draw(st.sampled_from([16, 96])), 500.0)
     kinds = [
@@ -359,7 +359,7 @@ def boards(draw: st.DrawFn) -> tuple[Board, dict[str, list[int]]]:
     ] + [(offloading, (1, 2, 3, 4, 8))]
     jobs, seats, free = list[Job](), list[Seat](), [room.gpus] * room.nodes
     cpus, gib = [room.cpus] * room.nodes, [room.host_gib] * room.nodes
-    for _ in range(draw(st.integers(1, 12))):
+    for _ in range(draw(st.integers(1, 16))):
         look, levels = draw(st.sampled_from(kinds))
         guaranteed = draw(st.booleans())
         rate = (found.rate for g in levels if g <= room.gpus for found in [look(g, 1, 1)] if found)
@@ -400,7 +400,7 @@ def boards(draw: st.DrawFn) -> tuple[Board, dict[str, list[int]]]:
         "starved": [j for j in waiting if not jobs[j].guaranteed and draw(st.booleans())],
     }
     queues["best_effort"] = [j for j in waiting if not jobs[j].guaranteed and j not in queues["starved"]]
-    return board_of(room, jobs, seats, quotas=(10_000, 10_000)), queues
+    return board_of(room, jobs, seats, quotas=(10_000, 10_000), override=override), queues
 
 
 def play(board: Board, queues: dict[str, list[int]], rules: Rules) -> None:
@@ -431,14 +431,14 @@ def is_consistent(board: Board) -> None:
     assert board.total_free == sum(board.free)
 
 
-@given(drawn=boards(), shrink=st.booleans(), override=st.booleans())
-@effort(150)
+@given(data=st.data(), shrink=st.booleans(), override=st.booleans())
+@effort(250)
 def test_a_round_keeps_within_every_node_and_keeps_every_promise(
-    drawn: tuple[Board, dict[str, list[int]]], shrink: bool, override: bool
+    data: st.DataObject, shrink: bool, override: bool
 ) -> None:
-    board, queues = drawn
+    board, queues = data.draw(boards(override))
     before = list(board.seats)
-    play(board, queues, Rules(shrink=shrink, override=override))
+    play(board, queues, Rules(shrink=shrink))
     is_consistent(board)
     for job, old, new in zip(board.jobs, before, board.seats, strict=True):
         if job.guaranteed and (new.nodes or old.nodes):

@@ -29,6 +29,7 @@ from thebes.policy.rubick_cpus import deal_cpus
 from thebes.policy.rubick_curves import Curve, Footing, Room
 from thebes.policy.rubick_guard import allowed_after_s, guarded, next_round_s
 from thebes.policy.rubick_library import Demand, Freedom, Library, library_of
+from thebes.policy.rubick_refit import refitted, with_model
 from thebes.policy.rubick_round import Rules, expand, mend, replan, schedule
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Rubick(Policy):
     protect_s: float = parameter(600.0, "so long nobody takes them away again", low=0)
     shrink: bool = parameter(True, "take GPUs from running jobs; no: only hand out what is free (expand-only)")
     override: bool = parameter(
-        True, "guaranteed and starved jobs take from best-effort jobs even where their guard says no"
+        True, "guaranteed and starved jobs take from best-effort jobs even where the guard of those says no"
     )
     margin: float = parameter(0.1, "a victim's slope must be lower by this part", low=0, high=1)
     worth_moving: float = parameter(0.1, "a running job is reconfigured for so much more speed, at least", low=0.01)
@@ -127,7 +128,6 @@ class Rubick(Policy):
         board = self._board(now)
         rules = Rules(
             shrink=self.shrink,
-            override=self.override,
             worth_moving=self.worth_moving,
             worth_starting=self.worth_starting,
             headroom=int(self.headroom * view.total_gpus),
@@ -216,7 +216,9 @@ class Rubick(Policy):
             for curve, tenant, least, most, guaranteed, running, guard, row in facts
         ]
         free = now.view.machine.nodes["free"].tolist()
-        return Board(now.room, free, records, now.seats, now.view.quotas.tolist(), margin=self.margin)
+        return Board(
+            now.room, free, records, now.seats, now.view.quotas.tolist(), margin=self.margin, override=self.override
+        )
 
     # --- refit --------------------------------------------------------------------------------------------------------
 
@@ -230,7 +232,7 @@ class Rubick(Policy):
 
         book: PlanBook = memory.book or view.plans
         last_s, samples, known = dict(memory.refitted_s), list(memory.samples), set(memory.samples)
-        news: dict[int, list[Sample]] = {}
+        news: set[int] = set()
         for j in running.tolist():
             number, code = int(jobs.model[j]), int(jobs.plan[j])
             if code == NO_PLAN or view.now_s - last_s.get(number, -NEVER) < self.round_s:
@@ -244,12 +246,13 @@ class Rubick(Policy):
             if (number, sample) not in known:
                 known.add((number, sample))
                 samples.append((number, sample))
-                news.setdefault(number, []).append(sample)
+                news.add(number)
         if not news:
             return memory
         for number in sorted(news):
             of_model = [sample for model, sample in samples if model == number][-MOST_SAMPLES:]
-            book = book.with_samples(number, of_model)
+            found = refitted(view.plans, number, of_model)
+            book = with_model(book, number, found) if found else book
             last_s[number] = view.now_s
         return memory._replace(samples=tuple(samples), refitted_s=tuple(sorted(last_s.items())), book=book)
 

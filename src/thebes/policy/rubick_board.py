@@ -58,7 +58,7 @@ class Supply(NamedTuple):
 
     slope: float  # of the flattest victim
     gpus: int
-    by_force: int  # by jobs that are promised them
+    by_force: int  # by guaranteed and starved jobs
 
 
 NO_SUPPLY = Supply(inf, 0, 0)
@@ -76,12 +76,12 @@ class Board:
         quotas: Sequence[int] = (),
         *,
         margin: float = 0.1,
-        tight: bool = True,
+        override: bool = True,
     ) -> None:
         """`free`: free GPUs per node; `seats`: what jobs hold now, in addition; `quotas`: GPUs per tenant."""
         self.room, self.jobs = room, jobs
         self.margin = margin  # a victim's slope must be lower by so much: nobody is moved for nothing
-        self.tight = tight
+        self.override = override  # who takes by force does not ask the guards of best-effort jobs
         self.free = list(free)
         self.free_cpus = [room.cpus] * len(self.free)
         self.free_gib = [room.host_gib] * len(self.free)
@@ -176,7 +176,7 @@ class Board:
         if len(nodes) < count:
             free = self.free
             others = [node for node in range(len(free)) if free[node] >= each and node not in nodes]
-            others.sort(key=lambda node: free[node] if self.tight else -free[node])
+            others.sort(key=lambda node: free[node])
             for node in others:
                 if self.has_room(node, each, footing):
                     nodes.append(node)
@@ -209,7 +209,7 @@ class Board:
     def claim(self, j: int, gpus: int, *, urgent: bool = False) -> bool:
         """Seat a job on so many GPUs, taking from jobs with flatter curves; nothing changes where that fails.
 
-        Urgent: whoever is promised these GPUs takes them from best-effort jobs, however steep and however young.
+        Urgent: a guaranteed or starved job takes them by force, however steep the curves of the others are.
         """
         job, own = self.jobs[j], self.seats[j]
         if not job.least <= gpus <= job.most or not self.within_quota(j, gpus):
@@ -271,7 +271,7 @@ class Board:
         if not job.running or job.protected:
             return inf
         if seat is self.before[v]:
-            if job.guarded and (job.guaranteed or not urgent):
+            if job.guarded and (job.guaranteed or not urgent or not self.override):
                 return inf
         elif not _is_part(seat, self.before[v]):
             return inf  # newcomers of this round and who has just moved: what was given stands

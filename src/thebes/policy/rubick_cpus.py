@@ -36,7 +36,8 @@ def _spare(board: Board, seat: Seat) -> int:
 
 def _step(board: Board, j: int, with_cpus: WithCpus) -> tuple[float, int, Footing] | None:
     seat = board.seats[j]
-    if board.jobs[j].curve.cpus or _spare(board, seat) < 1:
+    most = board.room.most_cpus(seat.gpus)
+    if board.jobs[j].curve.cpus or seat.footing.cpus >= most or _spare(board, seat) < 1:
         return None
     more = with_cpus(j, seat.footing.cpus + 1)
     if more is None or more.rate * NEAR < seat.footing.rate or more.plan != seat.footing.plan:

@@ -44,6 +44,10 @@ class Room(NamedTuple):
         """Nodes that so many GPUs span at best."""
         return -(-gpus // self.gpus)
 
+    def most_cpus(self, gpus: int) -> int:
+        """CPUs for each of so many GPUs that are to be had wherever they lie: as on the fewest nodes."""
+        return self.cpus // -(-gpus // self.fewest(gpus))
+
 
 class Curve:
     """One kind of job: a model, the plans that it may use and the numbers of GPUs that it may have."""
@@ -84,7 +88,7 @@ class Curve:
 
     def _find(self, shape: Shape) -> Footing | None:
         nodes, each = shape
-        gpus, most = nodes * each, self.room.cpus // each
+        gpus, most = nodes * each, self.room.most_cpus(nodes * each)
         usual = min(self.room.cpu_share, most)
         if usual < 1:
             return None

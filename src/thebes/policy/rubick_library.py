@@ -88,7 +88,7 @@ class Library:
     def sla(self, demand: Demand) -> float:
         """The promise: the rate of the asked GPUs and CPUs under the user's own plan at its best placement."""
         nodes = self.room.fewest(demand.gpus)
-        cpus = max(1, min(demand.cpus or self.room.cpu_share, self.room.cpus // -(-demand.gpus // nodes)))
+        cpus = max(1, min(demand.cpus or self.room.cpu_share, self.room.most_cpus(demand.gpus)))
         if demand.plan == NO_PLAN:
             found = self.look(demand.model)(demand.gpus, nodes, cpus)
             why = "no plan uses exactly so many"

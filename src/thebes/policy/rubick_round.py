@@ -21,7 +21,6 @@ class Rules(NamedTuple):
     """Parameters of the policy that a round needs."""
 
     shrink: bool = True  # whether anything is ever taken from a running job
-    override: bool = True  # whether guaranteed and starved jobs take from best-effort jobs against their guard
     worth_moving: float = 0.1  # a running job is reconfigured for so much more speed, at least
     headroom: int = 0  # GPUs that Expand leaves for who comes next
     worth_starting: float = 0.5  # of its best throughput per GPU: on less a best-effort job does not start
@@ -40,7 +39,7 @@ def schedule(
     for at, j in enumerate(starved):
         if _start(board, j, rules.worth_starting):
             continue
-        if rules.shrink and _claim(board, j, 0.0, urgent=rules.override):
+        if rules.shrink and _claim(board, j, 0.0, urgent=True):
             forced.append(j)
         elif not _start(board, j, 0.0):
             # The first in line waits on; nobody behind it takes by force, or its turn might never come.
