@@ -103,6 +103,20 @@ def test_why_shows_every_plan_that_fits_and_why_the_others_do_not(thebes) -> Non
     assert re.search(r"dp1\+ga8 +needs 142.2 GiB on each GPU, has 80", ran.out)
 
 
+def test_what_was_measured_stands_beside_what_is_predicted(thebes) -> None:
+    ran = thebes("plan", "gpt-2", "--why", 8)
+
+    assert re.search(r"zero-dp8 +0\.\d+ +0\.530 ", ran.out)
+    assert "measured" not in thebes("plan", "gpt-2", "--why", 8, "--gpu-type", "h100").out
+
+
+def test_a_very_large_allocation(thebes) -> None:
+    ran = thebes("plan", "gpt-2", "--gpus", 3840, "--batch", 3840)
+
+    assert ran.code == 0
+    assert list(rows_of(ran.out)) == [3840]
+
+
 def test_why_explains_a_number_of_gpus_that_nothing_fits(thebes) -> None:
     ran = thebes("plan", "llama-2-7b", "--why", 3)
 
@@ -177,7 +191,7 @@ def test_a_drawing_in_each_format(thebes, tmp_path: Path, name: str, begins: byt
         (("gpt-2", "--nodes", 0), "--nodes 0 is not between", "--nodes 8"),
         (("gpt-2", "--node-size", 0), "--node-size 0 is not between", "--node-size 8"),
         (("gpt-2", "--why", 0), "--why 0 is not between", "--why 8"),
-        (("gpt-2", "--batch", 0), "batch = 0 is not a whole number", "write batch = 8"),
+        (("gpt-2", "--batch", 0), "model gpt-2: global_batch = 0 is not a whole number", "write global_batch = 8"),
         (("gpt-2", "--gpu-type", "a800x"), "unknown GPU type 'a800x'", "a800-80gb"),
         (("gpt-2", "--plot", "p.svg"), "--plot p.svg: the name must end in .html, .png, .pdf", "write p.html"),
     ],

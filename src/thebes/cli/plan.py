@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from thebes.model.plan import Plan
     from thebes.perf.plans.site import Site
     from thebes.perf.plans.survey import Survey
 
@@ -43,6 +44,10 @@ def plan(
     from thebes.perf.plans.transformer import find
 
     target = _plot_target(plot)
+    if json not in (None, "-"):
+        from thebes.report.files import check_target
+
+        check_target(Path(json))
     counts = [_positive("--why", why)] if why is not None else gpu_counts(gpus)
     what = find(model, batch)
     site = _site(gpu_type, node_size)
@@ -156,7 +161,7 @@ def _print_survey(found: Survey) -> None:
     for reason, counts in _unusable(found).items():
         console.print(f"not {_ranges(counts)}: {reason}", style="dim", highlight=False)
     some = found.rows[-1].gpus
-    tell = "CPUs: so many per GPU bring what they can" + ("" if console.width >= ROOMY else "; no: plans rejected")
+    tell = "CPUs: more per GPU bring less than 1 %" + ("" if console.width >= ROOMY else "; no: plans rejected")
     console.print(f"{tell}. `--why {some}` shows every plan on {some} GPUs.", style="dim", highlight=False)
 
 
@@ -198,7 +203,7 @@ def _survey_table(found: Survey, roomy: bool) -> Table:
 
 def _figure(value: float) -> str:
     """Three digits, never in powers of ten."""
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:#.3g}"
 
 
 def _console() -> Console:
@@ -224,24 +229,43 @@ def _print_plans(found: Survey, gpus: int, cpus: int, nodes: int | None) -> None
     where = f"{gpus} GPU{'s' * (gpus != 1)} on {spread} node{'s' * (spread != 1)}"
     console.print(f"[bold]{found.model.name}[/bold] on {where}, {cpus} CPUs per GPU", highlight=False)
     if fitting:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{len(fitting)} plans fit", title_justify="left")
+        real = [_measured(found, one.plan, spread, cpus) for one in fitting]
+        fit = f"{len(fitting)} plan{'s fit' if len(fitting) != 1 else ' fits'}"
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=fit, title_justify="left")
         table.add_column("plan", style="bold", no_wrap=True)
-        for name in ("s/iteration", "samples/s", "GPU GiB", "host GiB"):
+        for name in ("s/iter", *(["measured"] if any(real) else []), "samples/s", "GPU GiB", "host GiB"):
             table.add_column(name, justify="right")
-        for one in fitting:
-            host = f"{one.host_gib:.1f}" if one.host_gib else "–"
-            table.add_row(str(one.plan), f"{one.iteration_s:.4g}", f"{one.samples_s:.4g}", f"{one.gpu_gib:.1f}", host)
+        for one, seconds in zip(fitting, real, strict=True):
+            table.add_row(
+                str(one.plan),
+                _figure(one.iteration_s),
+                *([_figure(seconds) if seconds else ""] if any(real) else []),
+                _figure(one.samples_s),
+                f"{one.gpu_gib:.1f}",
+                f"{one.host_gib:.1f}" if one.host_gib else "–",
+            )
         console.print(table)
     else:
         console.print(f"no plan fits: {found.unusable[gpus]}", highlight=False)
     no = rejected(book, gpus, spread, cpus)
     if no:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{len(no)} plans rejected", title_justify="left")
+        title = f"{len(no)} plan{'s' * (len(no) != 1)} rejected"
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
         table.add_column("plan", no_wrap=True)
         table.add_column("why")
         for plan, rejection in no:
             table.add_row(str(plan), rejection.words)
         console.print(table)
+
+
+def _measured(found: Survey, plan: Plan, nodes: int, cpus: int) -> float | None:
+    """Seconds per iteration where somebody has measured this plan on this kind of GPU."""
+    from thebes.perf.plans.measured import measured
+    from thebes.perf.plans.site import A800
+
+    if found.site.gpu_type != A800.gpu_type:
+        return None
+    return measured(found.model.name, plan, plan.gpus, nodes, cpus=cpus, batch=found.model.global_batch)
 
 
 def _unusable(found: Survey) -> dict[str, list[int]]:

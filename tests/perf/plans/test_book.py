@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from thebes.model.errors import UserError
 from thebes.model.plan import FAMILIES, Plan, parse_plan
-from thebes.perf.plans.book import NEAR_EQUAL, Outlook, PlanBook, cheapest
+from thebes.perf.plans.book import MOST_CUT, MOST_DP, NEAR_EQUAL, Outlook, PlanBook, cheapest
 from thebes.perf.plans.fit import Sample
 from thebes.perf.plans.site import A800, Site, site_of_gpu
 from thebes.perf.plans.timing import Constants
@@ -99,6 +100,16 @@ def test_there_is_no_plan_for_a_number_of_gpus_that_divides_nothing() -> None:
     assert BOOK.best(0, 0, 0, CPUS) is None
     assert BOOK.best(0, 16, 1, CPUS) is None  # a node has 8
     assert BOOK.best(0, 8, 1, CPUS + 1) is None  # and 96 CPUs
+
+
+def test_no_plan_is_larger_than_its_code() -> None:
+    assert Plan(dp=MOST_DP, tp=MOST_CUT, pp=MOST_CUT)
+    for large in ({"dp": MOST_DP + 1}, {"tp": MOST_CUT + 1}, {"pp": MOST_CUT + 1}):
+        with pytest.raises(UserError):
+            Plan(**large)
+    many = PlanBook((with_batch(VIT, 1 << 15),), A800)
+    assert many.best(0, 1 << 15, 1 << 12, 1) is None
+    assert many.best(0, 1 << 13, 1 << 10, 1) is not None
 
 
 def test_more_cpus_speed_up_offload_alone() -> None:

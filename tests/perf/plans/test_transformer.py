@@ -87,7 +87,7 @@ def test_an_unknown_model_names_the_nearest() -> None:
 
 def test_another_batch_makes_another_model() -> None:
     assert find("llama7", 16).global_batch == with_batch(find("llama7"), 16).global_batch == 16
-    with pytest.raises(UserError, match="batch = 0 is not a whole number"):
+    with pytest.raises(UserError, match="global_batch = 0 is not a whole number"):
         find("llama7", 0)
 
 
@@ -139,6 +139,7 @@ def test_toml_may_take_the_shape_from_a_config_json(tmp_path: Path) -> None:
         ("layers = 40 -> layer = 40", "unknown key 'layer'", "did you mean 'layers'?"),
         ("layers = 40 -> ", "no 'layers'", "add layers = 32"),
         ("layers = 40 -> layers = 0", "layers = 0 is not a whole number", "write layers = 32"),
+        ("layers = 40 -> layers = 1001", "layers = 1001 is not a whole number from 1 to 1,000", "write layers = 32"),
         ("layers = 40 -> layers = 40.5", "layers = 40.5 is not a whole number", "write layers = 32"),
         ("layers = 40 -> layers = true", "layers = True is not a whole number", "write layers = 32"),
         ("heads = 40 -> heads = 48", "hidden = 5120 is not divisible by heads = 48", "heads 40 or 64 would"),

@@ -27,6 +27,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 OBSTACLES = ("family", "batch", "heads", "layers", "nodes", "CPUs", "GPU memory", "host memory")
+MOST_DP, MOST_CUT = (1 << 14) - 1, (1 << 10) - 1  # what the code of a plan has room for: dp; tp and pp
 NEAR_EQUAL = 0.99  # the 1 % rule
 MODELS_REMEMBERED = 4096
 
@@ -196,7 +197,7 @@ def enumerate_plans(model: Transformer, gpus: int, most_tp: int) -> PlanArrays:
     rows: list[tuple[int, int, int, int, int, int]] = []
     checkpointing = (0, 1) if model.recompute else (0,)
     for dp in divisors(gpus) if SPLIT in model.families else (gpus,):
-        if model.global_batch % dp:
+        if model.global_batch % dp or dp > MOST_DP:
             continue
         steps = divisors(model.global_batch // dp)
         for tp in divisors(gpus // dp):

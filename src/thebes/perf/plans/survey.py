@@ -14,7 +14,7 @@ import numpy as np
 
 from thebes.model.errors import UserError
 from thebes.model.plan import FAMILIES, NO_ZERO, SPLIT, ZERO_DP, ZERO_OFFLOAD, Plan
-from thebes.perf.plans.book import NEAR_EQUAL, OBSTACLES, Outlook, PlanBook, Rejection, cheapest, divisors
+from thebes.perf.plans.book import MOST_CUT, NEAR_EQUAL, OBSTACLES, Outlook, PlanBook, Rejection, cheapest, divisors
 from thebes.perf.plans.site import Site
 from thebes.perf.plans.timing import Breakdown, Constants, breakdown
 from thebes.perf.plans.transformer import Transformer, with_batch
@@ -102,6 +102,8 @@ def every_plan(model: Transformer, gpus: int) -> list[Plan]:
         steps = divisors(model.global_batch // dp) if model.global_batch % dp == 0 else (1,)
         for tp in divisors(gpus // dp):
             pp = gpus // dp // tp
+            if max(tp, pp) > MOST_CUT:
+                continue
             kinds = (NO_ZERO, ZERO_DP, ZERO_OFFLOAD) if tp == pp == 1 else (NO_ZERO,)
             plans += [Plan(dp, tp, pp, zero, ga, gc) for zero in kinds for ga in steps for gc in (False, True)]
     return plans

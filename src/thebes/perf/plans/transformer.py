@@ -27,7 +27,8 @@ GIB = float(1 << 30)
 WEIGHT_BYTES, GRADIENT_BYTES, OPTIMISER_BYTES = 2, 2, 12
 # Limits that no model of today comes near; they catch slips of units.
 MOST_PARAMETERS = 1e14
-MOST_SIZE = 10_000_000
+MOST_SIZE = 1_000_000
+MOST_CUTS = 1000  # layers, heads: what a plan can cut into
 WITHOUT_SPLIT = tuple(family for family in FAMILIES if family != SPLIT)
 POOLED = "*"  # the row of constants for models that nobody has measured
 
@@ -70,7 +71,7 @@ class Fitted(NamedTuple):
 
 def with_batch(model: Transformer, batch: int) -> Transformer:
     """The same model, trained with another global batch."""
-    _checked_size("global_batch", batch, "batch", 8)
+    _checked_size("model " + model.name, batch, "global_batch", 8)
     return replace(model, global_batch=batch)
 
 
@@ -260,9 +261,10 @@ def _size(table: Mapping[str, Any], key: str, where: str) -> int:
 
 
 def _checked_size(where: str, value: object, key: str, example: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_SIZE:
+    most = MOST_CUTS if key in ("layers", "heads") else MOST_SIZE
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise UserError(
-            f"{where}: {key} = {value!r} is not a whole number from 1 to {MOST_SIZE:,}",
+            f"{where}: {key} = {value!r} is not a whole number from 1 to {most:,}",
             hint=f"write {key} = {example}",
         )
     return value
