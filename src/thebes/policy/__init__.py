@@ -14,6 +14,7 @@ from types import ModuleType
 
 from thebes.model.errors import UserError, nearest
 from thebes.policy.ada_srsf import AdaSrsf, Srsf1, Srsf2, Srsf3
+from thebes.policy.antman_like import AntManLike
 from thebes.policy.base import Policy
 from thebes.policy.dally import Dally, DallyConsolidated, DallyManual, DallyNoWait
 from thebes.policy.fifo import Backfill, Fifo, LongestPendingFirst
@@ -26,6 +27,8 @@ from thebes.policy.las import LeastAttainedService
 from thebes.policy.multi_dlas import MultiDlas
 from thebes.policy.rubick import Rubick, RubickE, RubickN, RubickR
 from thebes.policy.shortest import ShortestRemainingService, ShortestRemainingTime, SmallestJobFirst
+from thebes.policy.sia_like import SiaLike
+from thebes.policy.synergy_like import SynergyLike
 from thebes.policy.themis import Themis
 from thebes.policy.tiresias import TiresiasG, TiresiasL
 from thebes.policy.tiresias_compat import TiresiasCompat
@@ -64,6 +67,9 @@ BUILT_IN: tuple[type[Policy], ...] = (
     RubickE,
     RubickR,
     RubickN,
+    SiaLike,
+    SynergyLike,
+    AntManLike,
 )
 
 
