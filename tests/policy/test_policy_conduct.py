@@ -230,6 +230,7 @@ def test_only_oracles_and_gittins_declare_anything() -> None:
         "ftf": {DURATIONS, PROFILES},
         **{name: {DURATIONS, PROFILES} for name in ("ada-srsf", "srsf-1", "srsf-2", "srsf-3")},
         **{name: {PLANS} for name in ("rubick", "rubick-e", "rubick-r", "rubick-n")},
+        **{name: {PLANS} for name in ("sia-like", "synergy-like", "antman-like")},
     }
     assert set().union(*declared.values()) <= set(NEEDS)
 
