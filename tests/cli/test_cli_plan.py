@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -9,10 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from thebes.cli.plan import gpu_counts
+from thebes.cli.plan import _survey_table, gpu_counts
 from thebes.model.errors import UserError
 from thebes.model.plan import parse_plan
+from thebes.perf.plans.site import A800
+from thebes.perf.plans.survey import survey
+from thebes.perf.plans.transformer import find, names
 
 OWN = """
 layers = 8
@@ -62,7 +67,16 @@ def test_an_allocation_that_fewer_gpus_come_within_1_percent_of_is_marked(thebes
     assert "N GPUs come within 1 % of it" in ran.out
 
 
-def test_a_wide_table_is_not_cut_in_a_pipe_and_a_narrow_screen_gets_a_narrow_one() -> None:
+@pytest.mark.parametrize("model", names())
+def test_a_narrow_screen_gets_a_narrow_table(model: str) -> None:
+    text = io.StringIO()
+
+    Console(file=text, width=80).print(_survey_table(survey(find(model), A800, range(1, 65), 12), roomy=False))
+
+    assert "…" not in text.getvalue()
+
+
+def test_a_table_is_not_cut_in_a_pipe() -> None:
     command = [sys.executable, "-c", "from thebes.cli import main; main()", "plan", "llama-2-7b"]
 
     piped = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 import thebes
+from thebes.perf.plans.site import A800
+from thebes.perf.plans.survey import survey
+from thebes.perf.plans.transformer import find
 from thebes.report.html import write_report
 from thebes.report.matrix import Run, Scene, write_matrix
+from thebes.report.plans import write_plot
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = [
@@ -69,3 +73,10 @@ def test_the_page_of_many_runs_draws_itself_offline(tmp_path: Path) -> None:
     page = tmp_path / "matrix.html"
     write_matrix(runs, scenes, page, title="Many", about=[])
     assert charts_drawn(page, tmp_path) >= 6
+
+
+@needs_chromium
+def test_the_page_of_execution_plans_draws_itself_offline(tmp_path: Path) -> None:
+    page = tmp_path / "plans.html"
+    write_plot(survey(find("gpt-2"), A800, range(1, 17), A800.cpus_per_gpu), page)
+    assert charts_drawn(page, tmp_path) >= 3

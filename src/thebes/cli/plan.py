@@ -176,7 +176,9 @@ def _survey_table(found: Survey, roomy: bool) -> Table:
     for name in ("GPUs", "nodes"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("best plan", style="bold", no_wrap=True)
-    for name in ("s/iter", "samples/s", "speedup", "GPU GiB", *(["host GiB"] if offload else []), "CPUs"):
+    growth = roomy or not (offload and marked)  # the column that a full but narrow table can do without
+    figures = ("s/iter", "samples/s", *(["speedup"] if growth else []), "GPU GiB", *(["host GiB"] if offload else []))
+    for name in (*figures, "CPUs"):
         table.add_column(name, justify="right", no_wrap=True)
     if marked:
         table.add_column("1 %", no_wrap=True)
@@ -190,7 +192,7 @@ def _survey_table(found: Survey, roomy: bool) -> Table:
             str(best.plan),
             _figure(best.iteration_s),
             _figure(best.samples_s),
-            f"{best.samples_s / found.rows[0].best.samples_s:.1f}x",
+            *([f"{best.samples_s / found.rows[0].best.samples_s:.1f}x"] if growth else []),
             f"{best.gpu_gib:.1f}",
             *([f"{best.host_gib:.1f}" if best.host_gib else "–"] if offload else []),
             str(row.useful_cpus),

@@ -14,6 +14,7 @@ from thebes.model.errors import UserError
 from thebes.model.plan import FAMILIES, Plan, parse_plan
 from thebes.perf.plans.book import MOST_CUT, MOST_DP, NEAR_EQUAL, Outlook, PlanBook, cheapest
 from thebes.perf.plans.fit import Sample
+from thebes.perf.plans.measured import rows
 from thebes.perf.plans.site import A800, Site, site_of_gpu
 from thebes.perf.plans.timing import Constants
 from thebes.perf.plans.transformer import Transformer, catalogue, names, with_batch
@@ -167,6 +168,12 @@ def test_a_batch_of_16_cannot_be_offloaded_to_32_gpus() -> None:
 
     assert "not divisible by dp 32" in book.why_not(0, parse_plan("zero-offload32"), 4, CPUS)
     assert book.best(0, 32, 4, CPUS, like=parse_plan("zero-offload1")) is None
+
+
+def test_every_plan_that_was_measured_is_one_that_the_book_would_propose() -> None:
+    for row in rows():
+        model = catalogue()[row.model]
+        assert PlanBook((model,), A800).why_not(0, row.sample.plan, row.sample.nodes, CPUS) == ""
 
 
 # --- properties -------------------------------------------------------------------------------------------------------
