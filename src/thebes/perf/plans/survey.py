@@ -151,11 +151,11 @@ def refuse(found: Survey, gpus: Sequence[int], cpus: int, nodes: int | None) -> 
     book = PlanBook((model,), site)
     usable = [count for count in range(1, MOST_GPUS + 1) if book.candidates(0, count).fits.any()]
     divided = [count for count in gpus if len(book.candidates(0, count).fits)]
-    which = f"{gpus[0]} GPU{'s' * (gpus[0] != 1)}" if len(gpus) == 1 else f"{gpus[0]} to {gpus[-1]} GPUs"
-    if nodes is not None and any(count in usable for count in gpus):
-        return UserError(
-            f"--nodes {nodes}: {found.unusable[gpus[0]]}", hint="leave --nodes out for as few as hold them"
-        )
+    which = _asked(gpus)
+    roomy = [count for count in gpus if count in usable]
+    if roomy:  # the model would fit: it is the way it is spread
+        option = f"--cpus {cpus}" if nodes is None else f"--nodes {nodes}"
+        return UserError(f"{option}: {found.unusable[roomy[0]]}", hint=f"leave {option.split()[0]} out for the usual")
     if divided:
         frugal = min(divided, key=lambda count: float(book.candidates(0, count).memory.gpu_gib.min()))
         nearest = f"{_few(usable, gpus)} GPUs would do" if usable else "a GPU with more memory, or a smaller model"
@@ -173,10 +173,17 @@ def refuse(found: Survey, gpus: Sequence[int], cpus: int, nodes: int | None) -> 
     )
 
 
+def _asked(gpus: Sequence[int]) -> str:
+    if len(gpus) == 1:
+        return f"{gpus[0]} GPU{'s' * (gpus[0] != 1)}"
+    whole = gpus[-1] - gpus[0] == len(gpus) - 1
+    return f"{gpus[0]} to {gpus[-1]} GPUs" if whole else f"{', '.join(map(str, gpus[:-1]))} or {gpus[-1]} GPUs"
+
+
 def _few(usable: Sequence[int], gpus: Sequence[int]) -> str:
-    """The usable numbers next to those asked for."""
+    """The usable numbers next to the first that was asked for."""
     below = [count for count in usable if count < gpus[0]][-1:]
-    above = [count for count in usable if count > gpus[-1]][:1]
+    above = [count for count in usable if count > gpus[0]][:1]
     return " or ".join(str(count) for count in (*below, *above))
 
 
