@@ -28,6 +28,7 @@ from thebes.model.view import View
 from thebes.perf import Tiers
 from thebes.perf.plans.book import PlanBook
 from thebes.perf.plans.site import A800
+from thebes.perf.plans.speed import Plans
 from thebes.perf.plans.timing import Constants
 from thebes.perf.plans.transformer import catalogue, names
 from thebes.placement import Consolidate
@@ -43,6 +44,7 @@ HELIOS = Path(__file__).parents[2] / "shared" / "data" / "helios_venus" / "jobs.
 LOAD, SEED = 0.9, 1
 LARGEST_JOB = 64  # GPUs, so that the mix of jobs is the same on every cluster
 QUANTUM_S = 600.0
+OLD_ENOUGH_S = 4000.0  # Rubick's guard lets jobs be reconfigured that ran so long
 
 
 class PlainPolicy(Policy):
@@ -238,6 +240,41 @@ def plans(*, gpus: int, repeats: int) -> dict[str, Any]:
     }
 
 
+def rubick_pass(*, cluster: str, running: int, waiting: int, repeats: int) -> dict[str, Any]:
+    """Time one round of Rubick on a full cluster: all who run may be shrunk, and so many jobs wait, a third promised.
+
+    Curves are worked out before, once per model, as they are in a run.
+    """
+    place, chosen = read_cluster(cluster), find("rubick")(headroom=0.0)
+    draw, count = np.random.default_rng(SEED), running + waiting
+    shipped, gangs = names(), np.array([1.0, 2.0, 4.0, 8.0])
+    jobs = {
+        "job_id": [f"j{i}" for i in range(count)],
+        "submit_time": np.where(np.arange(count) < running, 0.0, OLD_ENOUGH_S),
+        "duration": np.full(count, 1e9),
+        "num_gpus": draw.choice(gangs, count, p=(0.5, 0.3, 0.15, 0.05)),
+        "model": draw.choice(shipped[:-2], count).tolist(),
+        "guaranteed": (draw.random(count) < 1 / 3).astype(int),
+    }
+    for i in range(0, count, 50):  # some of the largest: they cannot run on one GPU, and span nodes
+        jobs["model"][i], jobs["num_gpus"][i] = shipped[-1 - i // 50 % 2], 16.0 * (1 + i // 50 % 2)
+        jobs["guaranteed"][i] = 0
+    placement = Consolidate()
+    trace = Trace.of("rubick-pass", jobs)
+    work = prepare(trace, place, placement, Plans(truth="model"), seed=SEED, changes_plans=True)
+    world = build_world(work, place, placement, Costs(), SEED)
+    loop = Loop(world, place, chosen, checks=True, executions=work.executions)
+    states: list[dict[str, Any]] = []
+    loop.run(1)
+    for name, policy in (("just started", chosen), ("newcomers wait", _Hold())):
+        if policy is not chosen:
+            loop.policy, loop.wake_s = policy, np.inf
+            loop.run(1)
+            loop.policy = chosen
+        states.append(_time_decision(name, loop, chosen, repeats))
+    return {"cluster": cluster, "gpus": place.total_gpus, "states": states, "peak_memory_mb": _peak_memory_mb()}
+
+
 def _peak_memory_mb() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1e6 if sys.platform == "darwin" else 1e6 / 1024)
@@ -253,6 +290,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
     "replay": replay,
     "decision": decision,
     "plans": plans,
+    "rubick-pass": rubick_pass,
 }
 
 

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
@@ -57,6 +57,9 @@ CONTENDED: Figures = {
 CROWDED = CONTENDED | {"cluster": "2x8x8", "load": 20.0}
 
 
+RUBICK_PASS: Figures = {"cluster": "256x8", "running": 1_000, "waiting": 300, "repeats": 5}
+
+
 @dataclass(frozen=True)
 class Plan:
     """How much to measure."""
@@ -69,6 +72,7 @@ class Plan:
     decision_waiting: int
     contended_jobs: int  # on CONTENDED_CLUSTER, with network and contention, under every policy that knows them
     crowds: tuple[int, ...]  # jobs on a cluster that has room for few of them, to see what a job more alive costs
+    rubick_pass: Figures = field(default_factory=lambda: dict(RUBICK_PASS))
     case_limit_s: float = 600.0
 
 
@@ -155,6 +159,7 @@ def bench(plan: Plan, console: Console) -> Figures:
         repeats=5,
     )
     results["plans"] = _measure(plan, console, case="plans", gpus=PLANNED_GPUS, repeats=3)
+    results["rubick_pass"] = _measure(plan, console, case="rubick-pass", **plan.rubick_pass)
     results["contended"] = [
         _measure(plan, console, jobs=plan.contended_jobs, gpus=CONTENDED_GPUS, policy=policy, **CONTENDED)
         for policy in (newer_policies() if plan.contended_jobs else [])
@@ -259,6 +264,11 @@ def goals(results: Figures) -> Iterator[Figures]:
         name = f"best plan of one model on one allocation, worst of {planned['questions']}"
         yield _goal(name, "ms", 1.0, planned["milliseconds"])
         yield _goal(f"{name}, asked again", "ms", 0.1, planned["again_milliseconds"])
+    rounds = results.get("rubick_pass", {})
+    for state in rounds.get("states", []):
+        jobs = f"{state['running_jobs']:,} running, {state['waiting_jobs']:,} waiting"
+        name = f"one round of Rubick, {rounds['gpus']:,} GPUs, {jobs}, {state['state']}"
+        yield _goal(name, "ms", 200.0, state["milliseconds"])
 
 
 def _busy(results: Figures) -> list[str]:
@@ -277,7 +287,7 @@ def _goal(name: str, unit: str, limit: float, measured: float, cpu: float | None
 
 def failures(results: Figures) -> list[str]:
     cases = [results["calibration"], *results["grid"], *results["replays"], results["decision"]]
-    cases += [*results["contended"], *results["crowds"], results["plans"]]
+    cases += [*results["contended"], *results["crowds"], results["plans"], results["rubick_pass"]]
     return [case["error"] for case in cases if "error" in case]
 
 

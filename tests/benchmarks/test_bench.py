@@ -14,7 +14,14 @@ from benchmarks.run import FULL, QUICK, bench, crowding, failures, goals, growth
 from rich.console import Console
 
 TINY = replace(
-    QUICK, jobs=(60,), gpus=(64,), helios=(), decision_cluster="20x8", decision_waiting=100, contended_jobs=60
+    QUICK,
+    jobs=(60,),
+    gpus=(64,),
+    helios=(),
+    decision_cluster="20x8",
+    decision_waiting=100,
+    contended_jobs=60,
+    rubick_pass={"cluster": "8x8", "running": 30, "waiting": 20, "repeats": 1},
 )
 
 
@@ -36,6 +43,7 @@ def test_results_are_json_with_every_part(results: dict[str, Any]) -> None:
         "decision",
         "goals",
         "plans",
+        "rubick_pass",
     } <= set(results)
     assert not failures(results)
 
@@ -64,6 +72,15 @@ def test_best_plans_are_asked_for_every_model_on_every_number_of_gpus(results: d
     assert plans["questions"] == plans["models"] * plans["gpus"] == 7 * 64
     assert plans["again_milliseconds"] < plans["milliseconds"]  # the second answer is remembered
     assert "best plan of one model on one allocation, worst of 448" in {goal["goal"] for goal in results["goals"]}
+
+
+def test_a_round_of_rubick_is_timed_with_and_without_newcomers(results: dict[str, Any]) -> None:
+    started, newcomers = results["rubick_pass"]["states"]
+    assert started["running_jobs"] + started["waiting_jobs"] == 30
+    assert newcomers["waiting_jobs"] >= 20
+    assert newcomers["starts"] > 0
+    measured = [goal for goal in results["goals"] if goal["goal"].startswith("one round of Rubick, 64 GPUs")]
+    assert [goal["limit"] for goal in measured] == [200.0, 200.0]
 
 
 def test_every_newer_policy_is_measured_with_contention(results: dict[str, Any]) -> None:

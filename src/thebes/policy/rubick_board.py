@@ -211,18 +211,46 @@ class Board:
 
         Urgent: a guaranteed or starved job takes them by force, however steep the curves of the others are.
         """
-        job, own = self.jobs[j], self.seats[j]
+        job = self.jobs[j]
         if not job.least <= gpus <= job.most or not self.within_quota(j, gpus):
             return False
         mark = self.mark()
-        if own.nodes:
+        if self.seats[j].nodes:
             self.put(j, NOWHERE)
         for shape, footing in job.curve.shapes(gpus):
-            slope = (footing.rate - own.footing.rate) / (gpus - own.gpus)
-            if slope > 0.0 and self._claim_shape(j, shape, footing, slope * (1.0 - self.margin), urgent=urgent):
+            worth = footing.rate / gpus * (1.0 - self.margin)
+            if self._claim_shape(j, shape, footing, worth, urgent=urgent):
                 return True
         self.rollback(mark)
         return False
+
+    def claim_more(self, j: int, gpus: int) -> bool:
+        """Grow a job on the nodes where it sits, taking from flatter curves there; nothing changes where that fails."""
+        job, own = self.jobs[j], self.seats[j]
+        count = len(own.nodes)
+        each = gpus // count
+        if gpus % count or each > self.room.gpus or gpus > job.most or not self.within_quota(j, gpus):
+            return False
+        footing = job.curve.footing((count, each))
+        if footing is None:
+            return False
+        worth = (footing.rate - own.footing.rate) / (gpus - own.gpus) * (1.0 - self.margin)
+        if not all(
+            self._could_give(node, each - held, worth) for node, held in zip(own.nodes, own.counts, strict=True)
+        ):
+            return False
+        mark = self.mark()
+        self.put(j, NOWHERE)
+        if all(self._make_room(node, each, footing, worth, urgent=False) for node in own.nodes):
+            self.put(j, Seat(own.nodes, (each,) * count, footing))
+            return True
+        self.rollback(mark)
+        return False
+
+    def _could_give(self, node: int, gpus: int, worth: float) -> bool:
+        self._look_again()
+        supply = self._supplies[node]
+        return self.free[node] >= gpus or (supply.slope < worth and self.free[node] + supply.gpus >= gpus)
 
     def _claim_shape(self, j: int, shape: Shape, footing: Footing, worth: float, *, urgent: bool) -> bool:
         count, each = shape
@@ -241,9 +269,7 @@ class Board:
 
     def _candidates(self, count: int, each: int, worth: float, *, urgent: bool) -> list[int]:
         """Nodes that could have room, those with most free GPUs first; none if they are too few."""
-        for node in self._stale:
-            self._supplies[node] = self._supply(node)
-        self._stale.clear()
+        self._look_again()
         able = [
             node
             for node, (free, supply) in enumerate(zip(self.free, self._supplies, strict=True))
@@ -251,6 +277,11 @@ class Board:
             or (free + supply.by_force >= each if urgent else supply.slope < worth and free + supply.gpus >= each)
         ]
         return sorted(able, key=lambda node: -self.free[node]) if len(able) >= count else []
+
+    def _look_again(self) -> None:
+        for node in self._stale:
+            self._supplies[node] = self._supply(node)
+        self._stale.clear()
 
     def _supply(self, node: int) -> Supply:
         """What the jobs of a node could give at most."""

@@ -155,4 +155,4 @@ def _grow(board: Board, j: int, level: int, rules: Rules) -> bool:
     if level - seat.gpus <= board.total_free - rules.headroom and board.settle(j, level, above=goal):
         return True
     newcomer = not job.running
-    return newcomer and rules.shrink and board.claim(j, level)
+    return newcomer and rules.shrink and board.claim_more(j, level)
