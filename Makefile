@@ -4,12 +4,13 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT := out
 
-.PHONY: help setup demo test test-slow test-faults test-torch lint bench bench-quick compare-all lock clean
+.PHONY: help setup demo test test-slow test-faults test-torch lint bench bench-quick bench-rubick compare-all lock clean
 
 help:
 	@echo "make demo   replay a real trace under four policies, write out/demo.html; then a live cluster for a minute"
 	@echo "make test   run all tests (make test-slow, test-faults and test-torch are the long ones)"
 	@echo "make bench  measure speed, write benchmarks/results/"
+	@echo "make bench-rubick  Rubick and its baselines on the published 406 jobs, write benchmarks/results/rubick.json"
 	@echo "make compare-all  every policy on real traces and three networks: docs/comparison.md, out/compare-all.html"
 	@echo "make setup  only make .venv; the command is then .venv/bin/thebes"
 	@echo "make lint   ruff, pyright, import contracts"
@@ -59,6 +60,10 @@ bench: $(READY)
 
 bench-quick: $(READY)
 	$(BIN)/python -m benchmarks.run --quick
+
+# Three workloads, three costs of a restart, ten policies; some minutes.
+bench-rubick: $(READY)
+	$(BIN)/python -m benchmarks.rubick
 
 # All policies on the traces that ship and three networks; under 15 minutes on 2 cores.
 compare-all: $(READY)

@@ -22,7 +22,7 @@ from thebes.perf.plans.site import site_of
 from thebes.perf.plans.speed import Plans
 from thebes.perf.plans.transformer import catalogue
 from thebes.policy.antman_like import Admitted, AntManLike
-from thebes.policy.sia_like import SiaLike, choose
+from thebes.policy.sia_like import SiaLike, choose, configurations
 from thebes.policy.synergy_like import Needs, SynergyLike, deal_cpus
 from thebes.sim.costs import FREE_OF_COST, Costs
 from workloads import effort, finishes, mixed_cluster, story
@@ -232,6 +232,21 @@ def test_a_lone_job_grows_to_where_its_plan_is_fastest_and_keeps_its_type() -> N
     assert result.jobs["plan_last"].to_list() == ["zero-dp8"]
     faster = iteration_s("bert-large", "zero-dp4") / iteration_s("bert-large", "zero-dp8")
     assert finishes(result) == pytest.approx([100 / faster])
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "expected"),
+    [
+        ("bert-large", "zero-dp4", [1, 2, 4, 8, 16]),  # what divides its batch of 32, as long as it is faster
+        ("gpt-2", "dp1+tp5", [5, 10, 20, 40]),  # replicas of 5, as many as divide its batch of 16
+        ("llama-30b", "dp4+tp2+pp5", [20, 40]),  # replicas of 10, of which one alone needs too much memory
+    ],
+)
+def test_what_a_job_can_be_given(model: str, plan: str, expected: list[int]) -> None:
+    offer = configurations(book_of(model), 0, parse_plan(plan).code, 12, parse_plan(plan).gpus, 64)
+    assert offer.gpus.tolist() == expected
+    assert (np.diff(offer.samples_s) > 0).all()
+    assert all(plan_of(code).like(parse_plan(plan)) for code in offer.plans.tolist())
 
 
 def test_an_offloaded_job_stays_offloaded_however_many_gpus_it_gets() -> None:

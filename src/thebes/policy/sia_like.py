@@ -131,15 +131,22 @@ def configurations_of(view: View) -> list[Configurations]:
     for number, code, cpus, width, limit in asked:
         key = (number, code, cpus, width)
         if key not in known:
-            known[key] = _configurations(view.plans, number, code, cpus, width, min(limit, most))
+            known[key] = configurations(view.plans, number, code, cpus, width, min(limit, most))
         found.append(known[key])
     return found
 
 
-def _configurations(book: PlanBook, number: int, code: int, cpus: int, width: int, most: int) -> Configurations:
-    """Any number of GPUs of one node, whole nodes above, what was asked for and what it has; if the plan can be had."""
+def configurations(book: PlanBook, number: int, code: int, cpus: int, width: int, most: int) -> Configurations:
+    """Any number of GPUs of one node, whole nodes above, and whole replicas of a model that is divided.
+
+    Of these, what a plan of the asked type can use. Sia scales hybrid-parallel jobs by replicas, too; without those
+    numbers a model on 40 GPUs could run on nothing else, and would wait until nobody wants to grow.
+    """
     asked, size = plan_of(code), book.site.node_gpus
+    replica = asked.tp * asked.pp
     gpus = {*range(1, size + 1), *range(size, most + 1, size), asked.gpus, width}
+    if replica > 1:
+        gpus |= {*range(replica, most + 1, replica)}
     rows: list[tuple[int, float, int]] = []
     for count in sorted(gpus):
         nodes = book.site.fewest_nodes(count)

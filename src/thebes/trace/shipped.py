@@ -24,6 +24,8 @@ SAMPLES = {
     "philly-small-jobs": "philly_small_jobs.csv.gz",
     "philly-three-tenants": "philly_three_tenants.csv.gz",
     "helios-sample": "helios_sample.csv.gz",
+    "rubick-406": "rubick_406.csv.gz",
+    "rubick-406-bp": "rubick_406_bp.csv.gz",
 }
 
 
