@@ -58,7 +58,6 @@ class Situation(NamedTuple):
     seats: list[Seat]
     gpus: list[Ints]  # that each job holds, ascending
     guarded: NDArray[np.bool_]
-    allowed_s: NDArray[np.float64]  # running time from which on a job may be reconfigured
     starved: NDArray[np.bool_]
     protected: dict[int, float]
 
@@ -82,18 +81,18 @@ class Rubick(Policy):
         0.97, "guard: what a job must keep of its running time after all its reconfigurations", low=0, high=1
     )
     starvation_s: float = parameter(600.0, "a best-effort job that waits longer takes GPUs of others by force", low=0)
-    protect_s: float = parameter(600.0, "so long nobody takes them away again", low=0)
+    protect_s: float = parameter(1800.0, "so long nobody takes them away again", low=0)
     shrink: bool = parameter(True, "take GPUs from running jobs; no: only hand out what is free (expand-only)")
     override: bool = parameter(
         True, "guaranteed and starved jobs take from best-effort jobs even where the guard of those says no"
     )
     margin: float = parameter(0.1, "a victim's slope must be lower by this part", low=0, high=1)
-    worth_moving: float = parameter(0.1, "a running job is reconfigured for so much more speed, at least", low=0.01)
+    worth_moving: float = parameter(0.3, "a running job is reconfigured for so much more speed, at least", low=0.01)
     worth_starting: float = parameter(
         0.5, "a best-effort job starts on GPUs that bring this part of its best throughput per GPU", low=0, high=1
     )
     headroom: float = parameter(
-        0.125, "part of the cluster that Expand leaves free for whoever comes next", low=0, high=1
+        0.2, "part of the cluster that Expand leaves free for whoever comes next", low=0, high=1
     )
     refit_above: float = parameter(
         0.1, "refit a model when measured and predicted iterations part by more than this; 0: never", low=0
@@ -150,7 +149,7 @@ class Rubick(Policy):
         kept = [(row, end_s) for row, end_s in now.protected.items()]
         rows = jobs.rows.tolist()
         protected = (*kept, *((rows[j], until_s) for j in forced))
-        return self._decision(now, board, fate, memory._replace(protected=tuple(sorted(protected))))
+        return self._decision(now, board, fate, memory._replace(protected=tuple(sorted(protected))), rules.headroom)
 
     # --- reading the View ---------------------------------------------------------------------------------------------
 
@@ -174,7 +173,6 @@ class Rubick(Policy):
             seats=_seats(view, library, curves, gpus),
             gpus=gpus,
             guarded=guarded(jobs.ran_s, changes, cost_s, self.threshold),
-            allowed_s=allowed_after_s(changes, cost_s, self.threshold),
             starved=~jobs.running & (view.now_s - jobs.since_s >= self.starvation_s),
             protected={row: end_s for row, end_s in memory.protected if end_s > view.now_s and row in alive},
         )
@@ -269,20 +267,23 @@ class Rubick(Policy):
                 fate[j] = NO_PLACE
         return fate
 
-    def _wake_s(self, now: Situation, board: Board) -> float:
+    def _wake_s(self, now: Situation, board: Board, headroom: int) -> float:
         """The next round, if there is anything that it could change."""
         jobs, now_s = now.view.jobs, now.view.now_s
         if any(not seat.nodes for seat in board.seats):
             return next_round_s(now_s, now_s, self.round_s)
-        if not board.total_free or not self.freedom.resources:
+        spare = board.total_free - headroom
+        if spare <= 0 or not self.freedom.resources:
             return NEVER
-        grows = [j for j, seat in enumerate(board.seats) if _could_grow(board, j, seat, self.worth_moving)]
-        if not grows:
-            return NEVER
-        left_s = np.maximum(0.0, now.allowed_s - jobs.ran_s)[grows]
-        return next_round_s(now_s, now_s + float(left_s.min()), self.round_s)
+        # Whoever may be reconfigured has been tried just now: only the end of a guard can change anything.
+        touched = np.array([job.running and board.touched(j) for j, job in enumerate(board.jobs)])
+        cost_s = jobs.suspend_s + jobs.resume_s
+        open_s = allowed_after_s(jobs.preemptions + jobs.moves + touched, cost_s, self.threshold) - jobs.ran_s
+        grows = [_could_grow(board, j, seat, spare, self.worth_moving) for j, seat in enumerate(board.seats)]
+        left_s = open_s[np.array(grows, dtype=np.bool_) & (open_s > 0.0)]
+        return next_round_s(now_s, now_s + float(left_s.min(initial=NEVER)), self.round_s)
 
-    def _decision(self, now: Situation, board: Board, fate: Ints, memory: Memory) -> Decision:
+    def _decision(self, now: Situation, board: Board, fate: Ints, memory: Memory, headroom: int) -> Decision:
         held = np.flatnonzero(fate == HOLDS)
         gpus = _hand_out(now, board, held.tolist())
         seats = [board.seats[j] for j in held]
@@ -290,7 +291,7 @@ class Rubick(Policy):
             rows=now.view.jobs.rows[held],
             gpus=np.concatenate(gpus) if gpus else np.zeros(0, dtype=np.int64),
             fate=fate,
-            wake_s=self._wake_s(now, board),
+            wake_s=self._wake_s(now, board, headroom),
             memory=memory,
             counts=np.array([len(of_job) for of_job in gpus], dtype=np.int64),
             plans=np.array([seat.footing.plan for seat in seats], dtype=np.int64),
@@ -374,10 +375,10 @@ def _cpu_looks(now: Situation, board: Board) -> Any:
     return with_cpus
 
 
-def _could_grow(board: Board, j: int, seat: Seat, worth_moving: float) -> bool:
+def _could_grow(board: Board, j: int, seat: Seat, spare: int, worth_moving: float) -> bool:
     ups = board.jobs[j].curve.ups(seat.gpus)
     goal = seat.footing.rate * (1.0 + worth_moving)
-    return any(level - seat.gpus <= board.total_free and board.jobs[j].curve.rate(level) >= goal for _, level in ups)
+    return any(level - seat.gpus <= spare and board.jobs[j].curve.rate(level) >= goal for _, level in ups)
 
 
 def _hand_out(now: Situation, board: Board, held: Sequence[int]) -> list[Ints]:
