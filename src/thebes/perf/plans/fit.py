@@ -232,8 +232,12 @@ def fit(
     samples: Sequence[Sample],
     environment: Environment = ENVIRONMENT,
     usual: Constants = USUAL,
+    noise: float = NOISE,
 ) -> Fit:
-    """The constants that explain the samples best; where these say nothing, the usual ones (a sister model's, say)."""
+    """The constants that explain the samples best; where these say nothing, the usual ones (a sister model's, say).
+
+    `noise`: relative error of the samples and of the model; the smaller, the less the usual constants count.
+    """
     check_samples(model, site, samples)
     problem = _problem(model, site, samples, environment, usual)
     asked = _Asked.of(model, samples)
@@ -242,7 +246,7 @@ def fit(
     centre, spread = problem.usual, problem.spread
 
     def residuals(x: Floats) -> Floats:
-        off = (problem.log_seconds(asked, x) - measured) / NOISE
+        off = (problem.log_seconds(asked, x) - measured) / noise
         return np.concatenate((_tamed(off), (x - centre) / spread))
 
     found = min(
@@ -334,10 +338,11 @@ def choose_samples(
     count: int = LEAST_SAMPLES,
     environment: Environment = ENVIRONMENT,
 ) -> list[int]:
-    """Which configurations to measure: positions of the `count` candidates that together tell most about the constants.
+    """Which configurations to measure: positions of the `count` candidates that together tell most about all others.
 
-    Greedy D-optimal design: the sensitivities of the model at the usual constants say how much a sample would tell
-    beyond those already chosen. At least three with offload where there are any. No measured time is looked at.
+    Greedy design for prediction (I-optimal): the model's sensitivities at the usual constants say by how much a sample
+    would lower the uncertainty of all candidates' predictions, given those already chosen. At least three with offload
+    where there are any. No measured time is looked at.
     """
     problem = _problem(model, site, candidates, environment, USUAL)
     asked = _Asked.of(model, candidates)
@@ -358,7 +363,9 @@ def choose_samples(
         wanted = min(LEAST_OFFLOAD, int(offload.sum())) - int(offload[chosen].sum())
         if wanted >= count - len(chosen):
             allowed &= offload
-        gain = np.einsum("ij,jk,ik->i", slopes, np.linalg.inv(known), slopes)
+        # By how much each row would lower the summed variance of all predictions (Sherman and Morrison).
+        through = slopes @ np.linalg.inv(known)
+        gain = np.sum((through @ slopes.T) ** 2, axis=0) / (1 + np.sum(through * slopes, axis=1))
         best = int(np.argmax(np.where(allowed, gain, -1.0)))
         chosen.append(best)
         known = known + np.outer(slopes[best], slopes[best])

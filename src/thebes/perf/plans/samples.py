@@ -156,7 +156,10 @@ def _vtrain(rows: Sequence[Mapping[str, str]], where: str) -> SampleFile:
             )
         name = f"gpt-h{hidden}-l{layers}"
         parameters = 12.0 * layers * hidden**2 + VTRAIN_VOCABULARY * hidden
-        shapes.setdefault(name, Transformer(name, parameters, layers, hidden, heads, sequence, batch))
+        shapes.setdefault(
+            name,
+            Transformer(name, parameters, layers, hidden, heads, sequence, batch, vocabulary=VTRAIN_VOCABULARY),
+        )
         plan = Plan(dp, tp, pp, ga=batch // (dp * micro_batch))
         seconds = _number(row, "iter_time_ms", at) / 1e3
         found.setdefault(name, []).append(Sample(plan, gpus, nodes, float(CPUS_PER_GPU), seconds, 0, batch, at))

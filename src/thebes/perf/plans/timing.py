@@ -1,9 +1,9 @@
 """How long one iteration takes under an execution plan: Rubick's performance model (arXiv 2408.08586), our form of it.
 
-An iteration is m micro-batches through pp stages, (m + pp - 1) slots of forward and backward; the gradients of the last
-micro-batch are summed over the data-parallel ranks while its backward pass runs; then come the optimiser and, with
-ZeRO-Offload, the way to the host and back. Two things that overlap take f_k(x, y) = (x^k + y^k)^(1/k): k = 1 is one
-after the other, a large k hides the shorter.
+An iteration is m micro-batches through pp stages: one way through all stages, then (m - 1) times the slowest of them,
+which for equal stages is (m + pp - 1) slots. The gradients of the last micro-batch are summed over the data-parallel
+ranks while its backward pass runs; then come the optimiser and, with ZeRO-Offload, the way to the host and back. Two
+things that overlap take f_k(x, y) = (x^k + y^k)^(1/k): k = 1 is one after the other, a large k hides the shorter.
 
 Ranks are numbered as Megatron does: tensor parallel first, then data parallel, then stages. So tensor groups are
 neighbours, a data-parallel group takes every tp-th GPU, and stages lie furthest apart. A transfer whose group sits in
@@ -126,6 +126,11 @@ def forward_flop(model: Transformer) -> float:
     return 2 * model.sequence * (model.parameters + 2 * model.layers * model.sequence * model.hidden)
 
 
+def logits_layers(model: Transformer) -> float:
+    """The product with the vocabulary, in layers of the same arithmetic."""
+    return model.vocabulary / (12 * model.hidden + 2 * model.sequence)
+
+
 def iteration_s(
     model: Transformer,
     site: Site,
@@ -202,11 +207,17 @@ def breakdowns(
     micro_batch = (model.global_batch if batch is None else np.asarray(batch, dtype=np.float64)) / (dp * ga)
     way = _ways(site, plans, gpus, nodes, fewest, world)
 
-    # A stage computes its share of one micro-batch. Kernels are started while others run, so the slower of both counts.
+    # One micro-batch through all stages; the last one also computes the logits. Kernels are started while others run,
+    # so the slower of both counts.
     start = world.layer_s * model.layers / pp
-    compute = forward_s(model, site, world) * micro_batch / (split * world.split ** np.log2(tp))
-    forward = overlap(start, compute, world.start_overlap)
+    compute = forward_s(model, site, world) * micro_batch / (tp * world.split ** np.log2(tp))
+    extra = logits_layers(model) / (model.layers + logits_layers(model))
+    last = overlap(start, compute * ((1 - extra) / pp + extra), world.start_overlap)
+    through = last + (pp - 1) * overlap(start, compute * (1 - extra) / pp, world.start_overlap)
+    forward = through / pp
     backward = forward * (k.k_bwd + gc)
+    # After the first micro-batch the slowest stage sets the pace; what a GPU waits is the bubble.
+    bubble = (1 + k.k_bwd + gc) * (through + (ga - 1) * last - ga * forward)
     slots = ga + pp - 1
 
     # Tensor parallel: two sums of the activations per layer forward, two backward, two more where they are computed
@@ -246,7 +257,7 @@ def breakdowns(
         backward * ga,
         summing * slots,
         handing * (slots - 1),
-        (forward + backward) * (pp - 1),
+        bubble,
         exposed + gather,
         update,
         moved,
