@@ -124,10 +124,10 @@ def learn(case: Case, chosen: Sequence[int], environment: Environment, usual: Co
     return Outcome(found, tuple(chosen), seconds / np.array([s.iteration_s for s in case.samples]) - 1)
 
 
-def by_design(case: Case, environment: Environment, count: int = LEAST_SAMPLES) -> list[int]:
-    regular = case.regular
-    few = choose_samples(case.model, case.site, [case.samples[i] for i in regular], count, environment)
-    return [regular[i] for i in few]
+def by_design(case: Case, environment: Environment, *, for_constants: bool = False) -> list[int]:
+    regular = [case.samples[i] for i in case.regular]
+    few = choose_samples(case.model, case.site, regular, LEAST_SAMPLES, environment, for_constants=for_constants)
+    return [case.regular[i] for i in few]
 
 
 def at_random(case: Case, rng: np.random.Generator, count: int = LEAST_SAMPLES) -> list[int]:
@@ -186,6 +186,8 @@ def figures(case: Case, environment: Environment, draws: int) -> dict[str, Any]:
         "naive": _mean_worst(naive_errors(case, outcome.chosen)[unseen]),
         "goal_met": bool(np.mean(np.abs(outcome.errors[unseen])) <= GOAL),
     }
+    other = learn(case, by_design(case, environment, for_constants=True), environment)
+    result["unseen_by_d_optimal_design"] = _mean_worst(other.errors[other.unseen(case, suspicious=False)])
     if any(case.suspicious):
         result["unseen_with_suspicious"] = _mean_worst(outcome.errors[outcome.unseen(case, suspicious=True)])
     if means:

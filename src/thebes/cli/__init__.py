@@ -40,6 +40,7 @@ COMMANDS = {
     "placements": Entry("catalogue", "placements", SIMULATE),
     "perf": Entry("catalogue", "perf", SIMULATE),
     "plan": Entry("plan", "plan", SIMULATE),
+    "fit": Entry("fit", "fit", SIMULATE),
     "trace": Entry("trace", "app", SIMULATE, is_group=True),
     "up": Entry("instance", "up", CLUSTER),
     "down": Entry("instance", "down", CLUSTER),

@@ -337,12 +337,15 @@ def choose_samples(
     candidates: Sequence[Sample],
     count: int = LEAST_SAMPLES,
     environment: Environment = ENVIRONMENT,
+    *,
+    for_constants: bool = False,
 ) -> list[int]:
     """Which configurations to measure: positions of the `count` candidates that together tell most about all others.
 
     Greedy design for prediction (I-optimal): the model's sensitivities at the usual constants say by how much a sample
-    would lower the uncertainty of all candidates' predictions, given those already chosen. At least three with offload
-    where there are any. No measured time is looked at.
+    would lower the uncertainty of all candidates' predictions, given those already chosen. `for_constants` chooses what
+    determines the constants themselves best (D-optimal). At least three with offload where there are any. No measured
+    time is looked at.
     """
     problem = _problem(model, site, candidates, environment, USUAL)
     asked = _Asked.of(model, candidates)
@@ -365,7 +368,8 @@ def choose_samples(
             allowed &= offload
         # By how much each row would lower the summed variance of all predictions (Sherman and Morrison).
         through = slopes @ np.linalg.inv(known)
-        gain = np.sum((through @ slopes.T) ** 2, axis=0) / (1 + np.sum(through * slopes, axis=1))
+        told = np.sum(through * slopes, axis=1)
+        gain = told if for_constants else np.sum((through @ slopes.T) ** 2, axis=0) / (1 + told)
         best = int(np.argmax(np.where(allowed, gain, -1.0)))
         chosen.append(best)
         known = known + np.outer(slopes[best], slopes[best])
