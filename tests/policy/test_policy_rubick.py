@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -437,3 +438,13 @@ def test_expand_only_is_worse_on_the_published_workload(published: Trace) -> Non
     full, expand_only = (run(published, nodes_of_8(8), Rubick(shrink=shrink)).metrics for shrink in (True, False))
     assert expand_only["completed"] == 406
     assert full["avg_jct"] < expand_only["avg_jct"]
+
+
+def test_promises_are_kept_as_measured_on_the_published_workload(published: Trace) -> None:
+    """Given half of the jobs guaranteed and a world that is not as predicted, then none of them runs below its SLA."""
+    chosen = np.random.default_rng(406).integers(0, 2, len(published))
+    columns = (pl.Series("guaranteed", chosen), pl.Series("vc", np.where(chosen == 1, "A", "B")))
+    trace = replace(published, jobs=published.jobs.with_columns(*columns))
+    result = run(trace, nodes_of_8(8), Rubick(quotas="A=48"), perf=Plans(truth="measured"))
+    assert result.metrics["completed"] == 406
+    assert result.jobs.filter(pl.col("guaranteed"))["speed_mean"].min() >= 0.99  # type: ignore[operator]

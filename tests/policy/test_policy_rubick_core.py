@@ -94,6 +94,20 @@ def test_the_promise_counts_before_the_one_percent_rule() -> None:
     assert curve_of(look, sla=2.4).least == 4
 
 
+def test_another_plan_than_the_users_own_must_be_expected_to_be_faster_by_more_than_the_doubt() -> None:
+    """Given a promise of 2.0 on 4 GPUs and a best plan that is predicted 5 % faster, then doubt decides who runs."""
+    best, own = rates(g3=1.95, g4=2.1), rates(g4=2.0)
+
+    def own_plan(gpus: int, nodes: int, cpus: int) -> Footing | None:
+        found = own(gpus, nodes, cpus)
+        return found and found._replace(plan=1)
+
+    sure, doubtful = (Curve(range(1, 9), best, ROOM, sla=2.0, own=own_plan, doubt=doubt) for doubt in (0.0, 0.1))
+    assert sure.footing((1, 4)) == Footing(2.1, 1, 0.0, 104)
+    assert doubtful.footing((1, 4)) == Footing(2.0, 1, 0.0, 1)
+    assert sure.levels == doubtful.levels == (4,)
+
+
 def test_the_smallest_allocation_that_keeps_the_promise_may_be_smaller_than_what_was_asked() -> None:
     assert curve_of(power(0.5), sla=8**0.5 * 0.5).least == 2
 

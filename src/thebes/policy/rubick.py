@@ -94,6 +94,9 @@ class Rubick(Policy):
     headroom: float = parameter(
         0.2, "part of the cluster that Expand leaves free for whoever comes next", low=0, high=1
     )
+    doubt: float = parameter(
+        0.1, "a promise is kept by another plan than the user's own only if that is faster by this part", low=0
+    )
     refit_above: float = parameter(
         0.1, "refit a model when measured and predicted iterations part by more than this; 0: never", low=0
     )
@@ -156,7 +159,7 @@ class Rubick(Policy):
     def _situation(self, view: View, memory: Memory) -> Situation:
         jobs, book = view.jobs, memory.book or view.plans
         room = _room(view, book)
-        library = library_of(book, room, self.freedom)
+        library = library_of(book, room, self.freedom, self.doubt)
         demands = zip(
             jobs.model.tolist(), jobs.gpus.tolist(), jobs.asked_plan.tolist(), jobs.asked_cpus.tolist(),
             jobs.guaranteed.tolist(), jobs.min_gpus.tolist(), jobs.max_gpus.tolist(), strict=True,

@@ -54,11 +54,23 @@ class Curve:
 
     MOST_SPREAD = 4  # a gang is never put on more than so many times the nodes it needs
 
-    def __init__(self, levels: Sequence[int], look: Look, room: Room, *, sla: float = 0.0, cpus: int = 0) -> None:
+    def __init__(
+        self,
+        levels: Sequence[int],
+        look: Look,
+        room: Room,
+        *,
+        sla: float = 0.0,
+        cpus: int = 0,
+        own: Look | None = None,
+        doubt: float = 0.0,
+    ) -> None:
+        """`own`: the plan whose speed is promised; others must be expected to exceed the promise by `doubt`."""
         self.room = room
         self.sla = sla  # rate that is guaranteed; 0: best effort
         self.cpus = cpus  # for each GPU, if that is not for the scheduler to say
-        self._look = look
+        self._look, self._own = look, own
+        self._doubt = doubt
         self._footings: dict[Shape, Footing | None] = {}
         self._shapes: dict[int, tuple[tuple[Shape, Footing], ...]] = {}
         self._ups: dict[int, tuple[tuple[float, int], ...]] = {}
@@ -83,40 +95,28 @@ class Curve:
     def footing(self, shape: Shape) -> Footing | None:
         """The best plan in this shape with the fewest CPUs that are near enough; none where the SLA is not met."""
         if shape not in self._footings:
-            self._footings[shape] = self._find(shape)
+            found = self._find(shape, self._look, self.sla * (1.0 + self._doubt))
+            if found is None and self._own is not None:
+                found = self._find(shape, self._own, self.sla)
+            self._footings[shape] = found
         return self._footings[shape]
 
-    def _find(self, shape: Shape) -> Footing | None:
+    def _find(self, shape: Shape, look: Look, sla: float) -> Footing | None:
         nodes, each = shape
         gpus, most = nodes * each, self.room.most_cpus(nodes * each)
         usual = min(self.room.cpu_share, most)
         if usual < 1:
             return None
         if self.cpus:
-            fixed = self._look(gpus, nodes, min(self.cpus, most))
-            meets = fixed is not None and fixed.rate >= max(self.sla * (1.0 - SLACK), 1e-300)
+            fixed = look(gpus, nodes, min(self.cpus, most))
+            meets = fixed is not None and fixed.rate >= max(sla * (1.0 - SLACK), 1e-300)
             return fixed._replace(cpus=min(self.cpus, most)) if fixed is not None and meets else None
-        full = self._look(gpus, nodes, usual)
+        full = look(gpus, nodes, usual)
         if full is None or full.rate <= 0.0:
             return None
-        goal = max(NEAR * full.rate, self.sla * (1.0 - SLACK))
+        goal = max(NEAR * full.rate, sla * (1.0 - SLACK))
         top = usual if full.rate >= goal else most  # more CPUs than usual only where the SLA needs them
-        return self._fewest_cpus(gpus, nodes, top, goal)
-
-    def _fewest_cpus(self, gpus: int, nodes: int, top: int, goal: float) -> Footing | None:
-        """Rates grow with CPUs: the smallest number that reaches the goal, by bisection."""
-        best = self._look(gpus, nodes, top)
-        if best is None or best.rate < goal:
-            return None
-        low, high = 0, top  # low fails, high reaches it
-        while high - low > 1:
-            middle = (low + high) // 2 if low else 1  # one CPU is enough for most plans
-            found = self._look(gpus, nodes, middle)
-            if found is not None and found.rate >= goal:
-                best, high = found, middle
-            else:
-                low = middle
-        return best._replace(cpus=high)
+        return _fewest_cpus(look, gpus, nodes, top, goal)
 
     def with_cpus(self, shape: Shape, cpus: int) -> Footing | None:
         """The best plan in this shape with exactly so many CPUs per GPU."""
@@ -179,6 +179,22 @@ class Curve:
             steps = [(now - self.rate(level)) / (gpus - level) for level in self.lower(gpus)]
             self._down[gpus] = min(steps, default=float("inf"))
         return self._down[gpus]
+
+
+def _fewest_cpus(look: Look, gpus: int, nodes: int, top: int, goal: float) -> Footing | None:
+    """Rates grow with CPUs: the smallest number that reaches the goal, by bisection."""
+    best = look(gpus, nodes, top)
+    if best is None or best.rate < goal:
+        return None
+    low, high = 0, top  # low fails, high reaches it
+    while high - low > 1:
+        middle = (low + high) // 2 if low else 1  # one CPU is enough for most plans
+        found = look(gpus, nodes, middle)
+        if found is not None and found.rate >= goal:
+            best, high = found, middle
+        else:
+            low = middle
+    return best._replace(cpus=high)
 
 
 def slope(curve: Curve, gpus: int, change: int) -> float:

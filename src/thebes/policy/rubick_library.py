@@ -35,8 +35,9 @@ class Freedom(NamedTuple):
 class Library:
     """All curves of one book on one cluster, for one variant; worked out when first asked for."""
 
-    def __init__(self, book: PlanBook, room: Room, freedom: Freedom) -> None:
+    def __init__(self, book: PlanBook, room: Room, freedom: Freedom, doubt: float = 0.0) -> None:
         self.book, self.room, self.freedom = book, room, freedom
+        self.doubt = doubt  # how far predictions of two plans may be apart from what is true
         self._looks: dict[tuple[int, int, bool], Look] = {}
         self._references: dict[int, float] = {}
         self._curves: dict[tuple[int | float, ...], Curve] = {}
@@ -122,11 +123,12 @@ class Library:
         like = NO_PLAN if plans else demand.plan
         cpus = 0 if resources else (demand.cpus or self.room.cpu_share)
         fixed = 0 if resources else demand.gpus
-        key = (number, like, fixed, cpus, sla, demand.least, demand.most)
+        key = (number, like, fixed, cpus, sla, demand.plan if sla > 0.0 else NO_PLAN, demand.least, demand.most)
         if key not in self._curves:
             look = self.look(number, like, exactly=not resources)
             levels = [demand.gpus] if fixed else self._levels(demand, like)
-            curve = Curve(levels, look, self.room, sla=sla, cpus=cpus)
+            own = self.look(number, demand.plan, exactly=True) if sla > 0.0 else None
+            curve = Curve(levels, look, self.room, sla=sla, cpus=cpus, own=own, doubt=self.doubt)
             if not curve.levels:
                 raise UserError(self._why_never(demand, sla), hint=self._hint_never(demand, like))
             self._curves[key] = curve
@@ -187,5 +189,5 @@ def _plan_text(code: int) -> str:
 
 
 @lru_cache(maxsize=64)
-def library_of(book: PlanBook, room: Room, freedom: Freedom) -> Library:
-    return Library(book, room, freedom)
+def library_of(book: PlanBook, room: Room, freedom: Freedom, doubt: float) -> Library:
+    return Library(book, room, freedom, doubt)
