@@ -12,11 +12,14 @@ from benchmarks.rubick import (
     POLICIES,
     QUOTA,
     RESTARTS,
+    SEEN_SEEDS,
+    UNSEEN_SEEDS,
     WORKLOADS,
     gains,
     main,
     perform,
     policy_of,
+    shuffled,
     with_guarantees,
     workload,
 )
@@ -60,6 +63,16 @@ def test_guaranteed_jobs_are_drawn_by_seed() -> None:
     assert set(jobs.filter(pl.col("guaranteed") == 1)["vc"]) == {"A"}
     assert set(jobs.filter(pl.col("guaranteed") == 0)["vc"]) == {"B"}
     assert jobs["num_gpus"].max() == QUOTA
+
+
+def test_shuffled_copies_have_the_same_jobs_and_seeds_that_nothing_was_chosen_on() -> None:
+    base = read("rubick-406")
+    copy = shuffled(base, 1001)
+    assert copy.jobs["submit_time"].is_sorted()
+    assert copy.jobs["job_id"].to_list() != base.jobs["job_id"].to_list()
+    work = ["job_id", "num_gpus", "duration", "plan"]
+    assert copy.jobs.select(work).sort("job_id").equals(base.jobs.select(work).sort("job_id"))
+    assert not set(SEEN_SEEDS) & set(UNSEEN_SEEDS)
 
 
 def test_quotas_are_told_to_those_who_know_them() -> None:
