@@ -59,9 +59,9 @@ SISTERS = {"llama-30b": "llama-2-7b"}  # same software, same family: what the on
 # Environments of vTrain's two clusters (A100, Megatron-LM), found by --calibrate on the shapes named here only.
 VTRAIN_CALIBRATED_ON = {"single": ("gpt-h1024-l12", "gpt-h2048-l20"), "multi": ("gpt-h3072-l30", "gpt-h6144-l40")}
 VTRAIN = {
-    "single": ENVIRONMENT._replace(inner=0.98, layer_s=0.0012, start_overlap=2.1, message_s=1e-7, split=1.0, mfu=0.4),
+    "single": ENVIRONMENT._replace(inner=0.98, layer_s=0.0011, start_overlap=2.0, message_s=1e-7, split=1.0, mfu=0.4),
     "multi": ENVIRONMENT._replace(
-        inner=0.98, wire=0.75, handing=0.9, layer_s=0.0002, message_s=2e-5, split=0.95, mfu=0.4
+        inner=0.96, wire=0.71, handing=0.95, layer_s=0.0002, message_s=2.5e-5, split=0.93, mfu=0.4
     ),
 }
 VTRAIN_FILES = {"single": "single_node.csv.gz", "multi": "multi_node.csv"}

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from thebes.model.parameters import parameters_of, show_value
 
@@ -107,6 +109,54 @@ def networks() -> str:
     return table(("network", "inside nodes", "between nodes"), rows)
 
 
+def _accuracy() -> dict[str, Any]:
+    """The published study: `python -m benchmarks.plan_accuracy --strict`."""
+    return json.loads((ROOT / "benchmarks" / "results" / "plan-accuracy.json").read_text(encoding="utf-8"))
+
+
+def _per_cent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def plan_accuracy() -> str:
+    a800 = _accuracy()["a800"]
+    rows = [
+        (
+            f"`{name}`",
+            str(row["unseen"]["rows"]),
+            _per_cent(row["unseen"]["mean"]),
+            _per_cent(row["unseen"]["worst"]),
+            _per_cent(row["naive"]["mean"]),
+            f"{_per_cent(row['random']['median'])}, {_per_cent(row['random']['p90'])}",
+            _per_cent(a800["environment_without_the_model"][name]["unseen"]["mean"]),
+        )
+        for name, row in a800["models"].items()
+    ]
+    return table(("model", "rows", "mean", "worst", "without a model", "at random", "strict"), rows, range(1, 7))
+
+
+def plan_accuracy_by_kind() -> str:
+    models = _accuracy()["a800"]["models"]
+    kinds = sorted({kind for row in models.values() for kind in row["unseen_by_plan"]})
+    rows: list[list[str]] = []
+    for name, row in models.items():
+        found = [row["unseen_by_plan"].get(kind) for kind in kinds]
+        rows.append([f"`{name}`", *(f"{_per_cent(f['mean'])} / {_per_cent(f['worst'])}" if f else "" for f in found)])
+    return table(("model", *kinds), rows, range(1, len(kinds) + 1))
+
+
+def plan_accuracy_vtrain() -> str:
+    document = _accuracy()
+    rows: list[tuple[str, ...]] = []
+    for cluster, where in (("vtrain_single", "one node"), ("vtrain_multi", "8 to 64 nodes")):
+        for name, row in document[cluster]["models"].items():
+            mark = " \\*" if name in document[cluster]["environment_calibrated_on"] else ""
+            unseen, random = row["unseen"], row["random"]
+            figures = (unseen["mean"], unseen["worst"], row["naive"]["mean"], random["median"])
+            rows.append((name.removeprefix("gpt-") + mark, where, str(unseen["rows"]), *map(_per_cent, figures)))
+    return table(("shape", "where", "rows", "mean", "worst", "without a model", "at random"), rows, range(2, 7))
+
+
 def plan_models() -> str:
     from thebes.model.plan import FAMILIES
     from thebes.perf.plans.transformer import find, names
@@ -194,6 +244,9 @@ def quick_tables() -> dict[str, Callable[[], str]]:
         "interference": lambda: parameters(Interference, "interference."),
         "skew": lambda: parameters(Skew, "placement."),
         "plan models": plan_models,
+        "plan accuracy": plan_accuracy,
+        "plan accuracy by kind": plan_accuracy_by_kind,
+        "plan accuracy vtrain": plan_accuracy_vtrain,
         "plans of llama": plans_of_llama,
         **{f"policy {p.name}": (lambda p=p: about(p)) for p in BUILT_IN},
     }
