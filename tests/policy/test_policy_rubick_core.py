@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from thebes.policy.rubick_board import NOWHERE, Board, Job, Seat
 from thebes.policy.rubick_cpus import deal_cpus
 from thebes.policy.rubick_curves import Curve, Footing, Look, Room, slope
-from thebes.policy.rubick_guard import guarded, next_round_s
+from thebes.policy.rubick_guard import burden, guarded, next_round_s
 from thebes.policy.rubick_round import Rules, expand, mend, replan, schedule
 from workloads import effort
 
@@ -315,6 +315,26 @@ def test_nobody_behind_the_first_starved_job_takes_by_force() -> None:
     assert [seat.gpus for seat in board.seats] == [4, 4, 0, 0]
 
 
+def test_force_hits_those_first_whom_restarts_have_cost_least() -> None:
+    """Given two equal young jobs, one of them restarted often, then the other gives its GPUs up."""
+    steep, promised = curve_of(power(1.0), ONE_NODE), curve_of(power(1.0), ONE_NODE, sla=4.0)
+    often, seldom = (Job(steep, running=True, guarded=True, burden=burden) for burden in (0.5, 0.05))
+    board = board_of(
+        ONE_NODE, [often, seldom, Job(promised, guaranteed=True)], [held(steep, (0,), 4), held(steep, (0,), 4), NOWHERE]
+    )
+    schedule(board, [2], [], [], Rules())
+    assert [seat.gpus for seat in board.seats] == [4, 0, 4]
+    assert [board.is_displaced(j) for j in range(3)] == [False, True, False]
+
+
+def test_changes_that_were_forced_upon_a_job_do_not_keep_it_from_growing() -> None:
+    curve = curve_of(power(1.0), ONE_NODE)
+    for rooted, gpus in ((False, 8), (True, 1)):
+        board = board_of(ONE_NODE, [Job(curve, running=True, guarded=True, rooted=rooted)], [held(curve, (0,), 1)])
+        expand(board, Rules())
+        assert board.seats[0].gpus == gpus
+
+
 # --- CPUs, host memory ------------------------------------------------------------------------------------------------
 
 
@@ -346,6 +366,12 @@ def test_the_guard_leaves_young_jobs_alone_and_old_ones_ever_longer() -> None:
     """Given a restart of 62 s and 97 %, then the first is allowed after 2,067 s, the second after 4,133 s."""
     ran_s, changes = np.array([0.0, 2066.0, 2067.0, 4133.0, 4134.0]), np.array([0, 0, 0, 1, 1])
     assert guarded(ran_s, changes, np.full(5, 62.0), 0.97).tolist() == [True, True, False, True, False]
+
+
+def test_the_burden_is_what_restarts_cost_of_the_running_time() -> None:
+    shares = burden(np.array([0.0, 620.0, 620.0]), np.array([0, 0, 4]), np.array([62.0, 62.0, 62.0]))
+    assert shares.tolist() == [np.inf, 0.1, 0.5]
+    assert burden(np.zeros(1), np.zeros(1, dtype=np.int64), np.zeros(1)).tolist() == [0.0]
 
 
 def test_what_costs_nothing_is_not_guarded() -> None:
@@ -397,13 +423,16 @@ def boards(draw: st.DrawFn, override: bool = True) -> tuple[Board, dict[str, lis
                         cpus[n] -= shape[1] * footing.cpus
                         gib[n] -= shape[1] * footing.host_gib
                     break
+        guarded = draw(st.booleans())
         jobs.append(
             Job(
                 curve,
                 tenant=draw(st.integers(0, 1)),
                 guaranteed=guaranteed,
                 running=bool(seat.nodes),
-                guarded=draw(st.booleans()),
+                guarded=guarded,
+                rooted=guarded and draw(st.booleans()),
+                burden=draw(st.floats(0.03, 1.0)),
                 protected=draw(st.booleans()),
             )
         )
@@ -459,8 +488,10 @@ def test_a_round_keeps_within_every_node_and_keeps_every_promise(
             assert new.footing.rate >= job.curve.sla * (1 - 1e-9)
         if new.nodes:
             assert min(new.counts) == max(new.counts)
-        if job.guarded and job.running and (job.guaranteed or not override or not shrink) and old.nodes:
-            assert (new.nodes, new.counts) == (old.nodes, old.counts)
+        if job.guarded and job.running and (job.guaranteed or not override or not shrink):
+            assert new.gpus >= old.gpus
+            if job.rooted:
+                assert (new.nodes, new.counts) == (old.nodes, old.counts)
         if job.protected and job.running:
             assert new.gpus >= old.gpus
         if not shrink:

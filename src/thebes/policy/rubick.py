@@ -27,7 +27,7 @@ from thebes.policy.base import Policy
 from thebes.policy.rubick_board import NOWHERE, Board, Job, Seat
 from thebes.policy.rubick_cpus import deal_cpus
 from thebes.policy.rubick_curves import Curve, Footing, Room
-from thebes.policy.rubick_guard import allowed_after_s, guarded, next_round_s
+from thebes.policy.rubick_guard import allowed_after_s, burden, guarded, next_round_s
 from thebes.policy.rubick_library import Demand, Freedom, Library, library_of
 from thebes.policy.rubick_refit import refitted, with_model
 from thebes.policy.rubick_round import Rules, expand, mend, replan, schedule
@@ -43,6 +43,7 @@ class Memory(NamedTuple):
     """What Rubick knows from one decision to the next."""
 
     protected: tuple[tuple[int, float], ...] = ()  # (row, until): starved jobs that were given GPUs by force
+    forced: tuple[tuple[int, int], ...] = ()  # (row, how often it was changed against its guard)
     samples: tuple[tuple[int, Sample], ...] = ()  # (model, what was measured) where the book was wrong
     refitted_s: tuple[tuple[int, float], ...] = ()  # (model, when)
     book: PlanBook | None = None  # refitted; None: the one of the View will do
@@ -57,6 +58,9 @@ class Situation(NamedTuple):
     curves: list[Curve]
     seats: list[Seat]
     gpus: list[Ints]  # that each job holds, ascending
+    changes: Ints  # of every job so far: preemptions, moves, other plans
+    forced: Ints  # of these, those against its guard
+    cost_s: NDArray[np.float64]  # of one more
     guarded: NDArray[np.bool_]
     starved: NDArray[np.bool_]
     protected: dict[int, float]
@@ -152,7 +156,8 @@ class Rubick(Policy):
         kept = [(row, end_s) for row, end_s in now.protected.items()]
         rows = jobs.rows.tolist()
         protected = (*kept, *((rows[j], until_s) for j in forced))
-        return self._decision(now, board, fate, memory._replace(protected=tuple(sorted(protected))), rules.headroom)
+        memory = memory._replace(protected=tuple(sorted(protected)), forced=_forced(now, board))
+        return self._decision(now, board, fate, memory, rules.headroom)
 
     # --- reading the View ---------------------------------------------------------------------------------------------
 
@@ -166,6 +171,7 @@ class Rubick(Policy):
         )  # fmt: skip
         curves = [library.curve(Demand(*demand)) for demand in demands]
         cost_s, changes = jobs.suspend_s + jobs.resume_s, jobs.preemptions + jobs.moves
+        against = dict(memory.forced)
         gpus = _held_gpus(view)
         alive = set(jobs.rows.tolist())
         return Situation(
@@ -175,6 +181,9 @@ class Rubick(Policy):
             curves=curves,
             seats=_seats(view, library, curves, gpus),
             gpus=gpus,
+            changes=changes,
+            forced=np.array([against.get(row, 0) for row in jobs.rows.tolist()], dtype=np.int64),
+            cost_s=cost_s,
             guarded=guarded(jobs.ran_s, changes, cost_s, self.threshold),
             starved=~jobs.running & (view.now_s - jobs.since_s >= self.starvation_s),
             protected={row: end_s for row, end_s in memory.protected if end_s > view.now_s and row in alive},
@@ -207,15 +216,14 @@ class Rubick(Policy):
 
     def _board(self, now: Situation) -> Board:
         jobs = now.view.jobs
+        rooted = guarded(jobs.ran_s, now.changes - now.forced, now.cost_s, self.threshold)
+        restarts = burden(jobs.ran_s, now.changes, now.cost_s)
+        protected = [row in now.protected for row in jobs.rows.tolist()]
         facts = zip(
             now.curves, jobs.tenant.tolist(), jobs.min_gpus.tolist(), jobs.max_gpus.tolist(), jobs.guaranteed.tolist(),
-            jobs.running.tolist(), now.guarded.tolist(), jobs.rows.tolist(), strict=True,
+            jobs.running.tolist(), protected, now.guarded.tolist(), rooted.tolist(), restarts.tolist(), strict=True,
         )  # fmt: skip
-        resources = self.freedom.resources
-        records = [
-            Job(curve, tenant, least if resources else 1, most, guaranteed, running, guard, row in now.protected)
-            for curve, tenant, least, most, guaranteed, running, guard, row in facts
-        ]
+        records = [Job(*fact) for fact in facts]
         free = now.view.machine.nodes["free"].tolist()
         return Board(
             now.room, free, records, now.seats, now.view.quotas.tolist(), margin=self.margin, override=self.override
@@ -280,8 +288,8 @@ class Rubick(Policy):
             return NEVER
         # Whoever may be reconfigured has been tried just now: only the end of a guard can change anything.
         touched = np.array([job.running and board.touched(j) for j, job in enumerate(board.jobs)])
-        cost_s = jobs.suspend_s + jobs.resume_s
-        open_s = allowed_after_s(jobs.preemptions + jobs.moves + touched, cost_s, self.threshold) - jobs.ran_s
+        changes = now.changes - now.forced + touched
+        open_s = allowed_after_s(changes, now.cost_s, self.threshold) - jobs.ran_s
         grows = [_could_grow(board, j, seat, spare, self.worth_moving) for j, seat in enumerate(board.seats)]
         left_s = open_s[np.array(grows, dtype=np.bool_) & (open_s > 0.0)]
         return next_round_s(now_s, now_s + float(left_s.min(initial=NEVER)), self.round_s)
@@ -365,6 +373,13 @@ def _spread(nodes: Ints) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (int(nodes[0]),), (len(nodes),)
     found, counts = np.unique(nodes, return_counts=True)
     return tuple(found.tolist()), tuple(counts.tolist())
+
+
+def _forced(now: Situation, board: Board) -> tuple[tuple[int, int], ...]:
+    """How often each job that is alive was displaced against its guard, this round included."""
+    now_too = [job.guarded and board.is_displaced(j) for j, job in enumerate(board.jobs)]
+    counts = now.forced + np.array(now_too, dtype=np.int64)
+    return tuple((row, count) for row, count in zip(now.view.jobs.rows.tolist(), counts.tolist(), strict=True) if count)
 
 
 def _cpu_looks(now: Situation, board: Board) -> Any:

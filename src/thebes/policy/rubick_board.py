@@ -40,14 +40,16 @@ class Job(NamedTuple):
     most: int = 1 << 40
     guaranteed: bool = False
     running: bool = False
-    guarded: bool = False  # its reconfiguration guard forbids to touch it
     protected: bool = False  # it waited too long for its GPUs: they stay its own for a while
+    guarded: bool = False  # its reconfiguration guard forbids to take from it
+    rooted: bool = False  # the same for what it would gain: changes that were forced upon it do not count
+    burden: float = 0.0  # part of its running time that restarts would have cost after one more
 
 
 class Offer(NamedTuple):
     """One step down for a victim: what it costs for each GPU that helps, and where the victim sits afterwards."""
 
-    against_guard: bool
+    burden: float  # 0 where the guard allows it
     cost: float
     job: int
     seat: Seat
@@ -156,6 +158,11 @@ class Board:
     def touched(self, j: int) -> bool:
         """Whether it is reconfigured in this round anyway: then one more change costs nothing."""
         return self.seats[j] is not self.before[j]
+
+    def is_displaced(self, j: int) -> bool:
+        """Whether it loses GPUs and has no more than before in the end: nobody would wish for that."""
+        held, seat = self.before[j], self.seats[j]
+        return seat.gpus <= held.gpus and not _is_part(held, seat)
 
     def within_quota(self, j: int, gpus: int) -> bool:
         return not self.left or gpus <= self.left[self.jobs[j].tenant] + self.seats[j].gpus
@@ -320,20 +327,20 @@ class Board:
             ]
             if not offers:
                 return False
-            best = min(offers, key=lambda offer: (offer.against_guard, offer.cost, offer.job))
+            best = min(offers, key=lambda offer: (offer.burden, offer.cost, offer.job))
             self.put(best.job, best.seat)
         return True
 
     def _offer(self, v: int, node: int, short: int) -> Offer | None:
         """The cheapest step down that gives GPUs of this node away."""
         job, seat = self.jobs[v], self.seats[v]
-        against_guard = job.guarded and not self.touched(v)
+        burden = job.burden if job.guarded and not self.touched(v) else 0.0
         held, best = dict(zip(seat.nodes, seat.counts, strict=True)), None
         for lower in self._lower_seats(job, seat, node):
             freed = held[node] - dict(zip(lower.nodes, lower.counts, strict=True)).get(node, 0)
             cost = (seat.footing.rate - lower.footing.rate) / min(freed, short)
             if best is None or cost < best.cost:
-                best = Offer(against_guard, cost, v, lower)
+                best = Offer(burden, cost, v, lower)
         return best
 
     def _lower_seats(self, job: Job, seat: Seat, node: int) -> list[Seat]:

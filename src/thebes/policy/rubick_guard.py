@@ -21,6 +21,12 @@ def allowed_after_s(changes: NDArray[np.int64], cost_s: Floats, threshold: float
     return paid_s / (1.0 - threshold)
 
 
+def burden(ran_s: Floats, changes: NDArray[np.int64], cost_s: Floats) -> Floats:
+    """Part of its running time that a job would have spent on restarts after one more."""
+    paid_s = (changes + 1) * cost_s
+    return np.divide(paid_s, ran_s, out=np.where(paid_s > 0.0, np.inf, 0.0), where=ran_s > 0.0)
+
+
 def guarded(ran_s: Floats, changes: NDArray[np.int64], cost_s: Floats, threshold: float) -> NDArray[np.bool_]:
     """Which jobs must not be reconfigured yet."""
     return ran_s < allowed_after_s(changes, cost_s, threshold)

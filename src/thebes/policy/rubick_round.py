@@ -78,7 +78,7 @@ def replan(board: Board, rules: Rules) -> None:
     """A better plan on the same GPUs, where it is worth a restart and the guard allows one."""
     for j, seat in enumerate(board.seats):
         job = board.jobs[j]
-        if seat.nodes and job.running and not job.guarded and not board.touched(j):
+        if seat.nodes and job.running and not job.rooted and not board.touched(j):
             _replan(board, j, rules.worth_moving)
 
 
@@ -141,7 +141,7 @@ def _step(board: Board, j: int, at: int) -> tuple[float, int, int] | None:
     """The next way to grow that a job has, as the heap sorts it: steepest first."""
     job = board.jobs[j]
     ups = job.curve.ups(board.seats[j].gpus)
-    if at >= len(ups) or (job.running and job.guarded and not board.touched(j)):
+    if at >= len(ups) or (job.running and job.rooted and not board.touched(j)):
         return None
     return -ups[at][0], j, at
 
