@@ -257,7 +257,9 @@ def faults(
 def diff(table: JobTable, alive: NDArray[np.int64], decision: Decision, execution: Execution = UNPLANNED) -> Actions:
     """The actions that lead from what is to what is wanted. Other CPUs alone are no action: they cost nothing."""
     counts = counts_of(table, decision)
-    return Actions(*_compare(table, alive, decision.rows, counts, decision.gpus, execution.plan), counts)
+    found = _compare(table, alive, decision.rows, counts, decision.gpus, execution.plan)
+    suspend, start, migrate, offset = found
+    return Actions(suspend, start, migrate, offset, counts)
 
 
 @compiled
