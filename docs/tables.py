@@ -157,6 +157,56 @@ def plan_accuracy_vtrain() -> str:
     return table(("shape", "where", "rows", "mean", "worst", "without a model", "at random"), rows, range(2, 7))
 
 
+def _rubick() -> dict[str, Any]:
+    """The published comparison: `make bench-rubick`."""
+    return json.loads((ROOT / "benchmarks" / "results" / "rubick.json").read_text(encoding="utf-8"))
+
+
+def rubick_406(workload: str) -> str:
+    """All policies on one workload: average JCT / p99 / makespan in seconds, and restarts, per cost of a restart."""
+    document = _rubick()
+    runs = {(run["restart"], run["policy"]): run for run in document["runs"] if run["workload"] == workload}
+    promises = any(run["guaranteed"] for run in runs.values())
+    rows: list[list[str]] = []
+    for policy in document["policies"]:
+        mine = [runs[restart, policy] for restart in document["restarts"]]
+        cells = [
+            f"{run['avg_jct']:,.0f} / {run['p99_jct']:,.0f} / {run['makespan']:,.0f} ({run['restarts']})"
+            for run in mine
+        ]
+        missed = [" / ".join(str(run["sla_violations"]) for run in mine)] if promises else []
+        rows.append([f"`{policy}`", *cells, *missed])
+    head = ("policy", *document["restarts"], *(["SLA missed, of 194"] if promises else []))
+    return table(head, rows, range(1, len(head)))
+
+
+def rubick_gains() -> str:
+    """What Rubick gains over the best of the three baselines, beside the paper."""
+    rows = [
+        (
+            f"{gain['workload']}, {gain['restart']}",
+            f"{gain['avg_jct']['gain']:.2f}x over `{gain['avg_jct']['over']}`",
+            f"{gain['makespan']['gain']:.2f}x over `{gain['makespan']['over']}`",
+        )
+        for gain in _rubick()["gains"]
+    ]
+    paper = ("paper: its testbed, its traces, its versions of the baselines", "up to 3.2x", "up to 1.4x")
+    return table(("workload, restarts", "average JCT", "makespan"), [*rows, paper])
+
+
+def rubick_unseen() -> str:
+    """Shuffled copies of the workload that nobody chose a parameter on."""
+    unseen = _rubick()["unseen"]
+    rows = [
+        (
+            f"`{name.split(',')[0]}`{name[len(name.split(',')[0]) :]}",
+            *(f"{value:,.0f}" for value in unseen["avg_jct"][name]),
+        )
+        for name in unseen["avg_jct"]
+    ]
+    return table(("average JCT, s", *(f"seed {seed}" for seed in unseen["seeds"])), rows, range(1, 6))
+
+
 def plan_models() -> str:
     from thebes.model.plan import FAMILIES
     from thebes.perf.plans.transformer import find, names
@@ -244,6 +294,11 @@ def quick_tables() -> dict[str, Callable[[], str]]:
         "interference": lambda: parameters(Interference, "interference."),
         "skew": lambda: parameters(Skew, "placement."),
         "plan models": plan_models,
+        "rubick base": lambda: rubick_406("base"),
+        "rubick bp": lambda: rubick_406("bp"),
+        "rubick mt": lambda: rubick_406("mt"),
+        "rubick gains": rubick_gains,
+        "rubick unseen": rubick_unseen,
         "plan accuracy": plan_accuracy,
         "plan accuracy by kind": plan_accuracy_by_kind,
         "plan accuracy vtrain": plan_accuracy_vtrain,
