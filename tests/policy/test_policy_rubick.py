@@ -350,6 +350,16 @@ def test_a_model_is_refitted_once_per_round() -> None:
     assert (np.diff(times) >= 60.0).all()
 
 
+@given(trace=planned())
+@effort(8)
+def test_whatever_a_refit_finds_nodes_keep_within_their_cpus_and_jobs_finish(trace: Trace) -> None:
+    """Given a book that is refitted all the time, then every Decision still passes the checker."""
+    offload = trace.jobs.with_columns(pl.lit("zero-offload").alias("plan"))
+    policy = Rubick(refit_above=0.001, doubt=0.0)
+    result = run(replace(trace, jobs=offload), nodes_of_8(2), policy, perf=Plans(truth="measured"))
+    assert result.metrics["completed"] == len(trace)
+
+
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 

@@ -357,13 +357,16 @@ def _held_gpus(view: View) -> list[Ints]:
 def _seats(view: View, library: Library, curves: Sequence[Curve], gpus: Sequence[Ints]) -> list[Seat]:
     """Where everybody sits now, under the plan that it has."""
     node_of, seats = view.machine.gpus["node"], list[Seat]()
-    models, plans = view.jobs.model.tolist(), view.jobs.plan.tolist()
+    models, plans, cpus = view.jobs.model.tolist(), view.jobs.plan.tolist(), view.jobs.cpus.tolist()
     for j, mine in enumerate(gpus):
         if not len(mine):
             seats.append(NOWHERE)
             continue
         nodes, counts = _spread(node_of[mine])
         footing = library.held(curves[j], models[j], plans[j], len(nodes), max(counts), len(mine))
+        if footing.cpus > cpus[j] > 0:  # a new fit asks for more than there may be: they are dealt later
+            fewer = library.look(models[j], plans[j], exactly=True)(len(mine), len(nodes), cpus[j])
+            footing = (fewer or footing)._replace(cpus=cpus[j])
         seats.append(Seat(nodes, counts, footing))
     return seats
 
