@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thebes.policy.rubick_board import NOWHERE, Board, Job, Seat
+from thebes.policy.rubick_board import BY_SLOPE, NOWHERE, PROMISED, STARVED, Board, Job, Seat
 from thebes.policy.rubick_cpus import deal_cpus
 from thebes.policy.rubick_curves import Curve, Footing, Look, Room, slope
 from thebes.policy.rubick_guard import burden, guarded, next_round_s
@@ -270,7 +270,7 @@ def test_a_transaction_that_fails_changes_nothing() -> None:
     board = board_of(ONE_NODE, jobs, seats)
     free_cpus, free_gib = list(board.free_cpus), list(board.free_gib)
     assert not board.claim(2, 8)
-    assert not board.claim(2, 8, urgent=True)
+    assert not board.claim(2, 8, STARVED)
     assert (board.seats, board.free, board.free_cpus, board.free_gib) == (seats, [0], free_cpus, free_gib)
 
 
@@ -304,6 +304,14 @@ def test_a_starved_job_takes_nothing_from_guaranteed_jobs_or_from_protected_ones
         board = board_of(ONE_NODE, [victim, Job(flat)], [held(promised, (0,), 4), NOWHERE])
         assert schedule(board, [], [1], [], Rules()) == []
         assert [seat.gpus for seat in board.seats] == [4, 0]
+
+
+def test_a_promise_goes_before_protection() -> None:
+    steep, promised = curve_of(power(1.0), ONE_NODE), curve_of(power(1.0), ONE_NODE, sla=4.0)
+    jobs = [Job(steep, running=True, protected=True), Job(promised, guaranteed=True)]
+    board = board_of(ONE_NODE, jobs, [held(steep, (0,), 8), NOWHERE])
+    schedule(board, [1], [], [], Rules())
+    assert [seat.gpus for seat in board.seats] == [4, 4]
 
 
 def test_nobody_behind_the_first_starved_job_takes_by_force() -> None:
@@ -492,7 +500,7 @@ def test_a_round_keeps_within_every_node_and_keeps_every_promise(
             assert new.gpus >= old.gpus
             if job.rooted:
                 assert (new.nodes, new.counts) == (old.nodes, old.counts)
-        if job.protected and job.running:
+        if job.protected and job.running and not queues["guaranteed"]:
             assert new.gpus >= old.gpus
         if not shrink:
             assert new.gpus >= old.gpus
@@ -508,7 +516,7 @@ def test_a_transaction_does_all_or_nothing(drawn: tuple[Board, dict[str, list[in
     j = data.draw(st.sampled_from(waiting))
     level = data.draw(st.sampled_from(board.jobs[j].curve.levels))
     before = (list(board.seats), list(board.free), list(board.free_cpus), [set(there) for there in board.residents])
-    if board.claim(j, level, urgent=data.draw(st.booleans())):
+    if board.claim(j, level, data.draw(st.sampled_from([BY_SLOPE, STARVED, PROMISED]))):
         assert board.seats[j].gpus == level
         is_consistent(board)
     else:

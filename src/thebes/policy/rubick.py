@@ -287,7 +287,7 @@ class Rubick(Policy):
         if spare <= 0 or not self.freedom.resources:
             return NEVER
         # Whoever may be reconfigured has been tried just now: only the end of a guard can change anything.
-        touched = np.array([job.running and board.touched(j) for j, job in enumerate(board.jobs)])
+        touched = np.array([job.running and board.restarts(j) for j, job in enumerate(board.jobs)])
         changes = now.changes - now.forced + touched
         open_s = allowed_after_s(changes, now.cost_s, self.threshold) - jobs.ran_s
         grows = [_could_grow(board, j, seat, spare, self.worth_moving) for j, seat in enumerate(board.seats)]

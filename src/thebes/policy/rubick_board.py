@@ -13,6 +13,8 @@ from typing import NamedTuple
 from thebes.policy.rubick_curves import Curve, Footing, Room, Shape
 
 NOTHING = Footing(0.0, 0)
+# What a job may take from others: what brings more with it; what a starved job needs; what a job was promised.
+BY_SLOPE, STARVED, PROMISED = range(3)
 _ROUNDING = 1e-6  # GiB
 
 
@@ -40,7 +42,7 @@ class Job(NamedTuple):
     most: int = 1 << 40
     guaranteed: bool = False
     running: bool = False
-    protected: bool = False  # it waited too long for its GPUs: they stay its own for a while
+    protected: bool = False  # it waited too long for its GPUs: no best-effort job takes them for a while
     guarded: bool = False  # its reconfiguration guard forbids to take from it
     rooted: bool = False  # the same for what it would gain: changes that were forced upon it do not count
     burden: float = 0.0  # part of its running time that restarts would have cost after one more
@@ -59,11 +61,10 @@ class Supply(NamedTuple):
     """What could be taken on one node at most."""
 
     slope: float  # of the flattest victim
-    gpus: int
-    by_force: int  # by guaranteed and starved jobs
+    gpus: tuple[int, int, int]  # by slope, by a starved job, by one that was promised them
 
 
-NO_SUPPLY = Supply(inf, 0, 0)
+NO_SUPPLY = Supply(inf, (0, 0, 0))
 
 
 class Board:
@@ -159,6 +160,11 @@ class Board:
         """Whether it is reconfigured in this round anyway: then one more change costs nothing."""
         return self.seats[j] is not self.before[j]
 
+    def restarts(self, j: int) -> bool:
+        """Whether it gets other GPUs or another plan; other CPUs are no reason to."""
+        held, seat = self.before[j], self.seats[j]
+        return (held.nodes, held.counts, held.footing.plan) != (seat.nodes, seat.counts, seat.footing.plan)
+
     def is_displaced(self, j: int) -> bool:
         """Whether it loses GPUs and has no more than before in the end: nobody would wish for that."""
         held, seat = self.before[j], self.seats[j]
@@ -213,10 +219,10 @@ class Board:
 
     # --- with victims: AllocOnNode ------------------------------------------------------------------------------------
 
-    def claim(self, j: int, gpus: int, *, urgent: bool = False) -> bool:
+    def claim(self, j: int, gpus: int, force: int = BY_SLOPE) -> bool:
         """Seat a job on so many GPUs, taking from jobs with flatter curves; nothing changes where that fails.
 
-        Urgent: a guaranteed or starved job takes them by force, however steep the curves of the others are.
+        By force a guaranteed or starved job takes them however steep the curves of the others are.
         """
         job = self.jobs[j]
         if not job.least <= gpus <= job.most or not self.within_quota(j, gpus):
@@ -226,7 +232,7 @@ class Board:
             self.put(j, NOWHERE)
         for shape, footing in job.curve.shapes(gpus):
             worth = footing.rate / gpus * (1.0 - self.margin)
-            if self._claim_shape(j, shape, footing, worth, urgent=urgent):
+            if self._claim_shape(j, shape, footing, worth, force):
                 return True
         self.rollback(mark)
         return False
@@ -248,7 +254,7 @@ class Board:
             return False
         mark = self.mark()
         self.put(j, NOWHERE)
-        if all(self._make_room(node, each, footing, worth, urgent=False) for node in own.nodes):
+        if all(self._make_room(node, each, footing, worth, BY_SLOPE) for node in own.nodes):
             self.put(j, Seat(own.nodes, (each,) * count, footing))
             return True
         self.rollback(mark)
@@ -257,14 +263,14 @@ class Board:
     def _could_give(self, node: int, gpus: int, worth: float) -> bool:
         self._look_again()
         supply = self._supplies[node]
-        return self.free[node] >= gpus or (supply.slope < worth and self.free[node] + supply.gpus >= gpus)
+        return self.free[node] >= gpus or (supply.slope < worth and self.free[node] + supply.gpus[BY_SLOPE] >= gpus)
 
-    def _claim_shape(self, j: int, shape: Shape, footing: Footing, worth: float, *, urgent: bool) -> bool:
+    def _claim_shape(self, j: int, shape: Shape, footing: Footing, worth: float, force: int) -> bool:
         count, each = shape
         mark, nodes = self.mark(), list[int]()
-        for node in self._candidates(count, each, worth, urgent=urgent):
+        for node in self._candidates(count, each, worth, force):
             here = self.mark()
-            if self._make_room(node, each, footing, worth, urgent=urgent):
+            if self._make_room(node, each, footing, worth, force):
                 nodes.append(node)
                 if len(nodes) == count:
                     self.put(j, Seat(tuple(sorted(nodes)), (each,) * count, footing))
@@ -274,14 +280,13 @@ class Board:
         self.rollback(mark)
         return False
 
-    def _candidates(self, count: int, each: int, worth: float, *, urgent: bool) -> list[int]:
+    def _candidates(self, count: int, each: int, worth: float, force: int) -> list[int]:
         """Nodes that could have room, those with most free GPUs first; none if they are too few."""
         self._look_again()
         able = [
             node
             for node, (free, supply) in enumerate(zip(self.free, self._supplies, strict=True))
-            if free >= each
-            or (free + supply.by_force >= each if urgent else supply.slope < worth and free + supply.gpus >= each)
+            if free >= each or (free + supply.gpus[force] >= each and (force or supply.slope < worth))
         ]
         return sorted(able, key=lambda node: -self.free[node]) if len(able) >= count else []
 
@@ -292,38 +297,38 @@ class Board:
 
     def _supply(self, node: int) -> Supply:
         """What the jobs of a node could give at most."""
-        lowest, gpus, by_force = inf, 0, 0
+        lowest, gpus = inf, [0, 0, 0]
         for v in self.residents[node]:
-            slope = self._gives(v, urgent=True)
-            if slope < inf:
-                job, seat = self.jobs[v], self.seats[v]
-                give = seat.gpus - job.curve.least if job.guaranteed else seat.counts[seat.nodes.index(node)]
-                by_force += give
-                if self._gives(v, urgent=False) < inf:
-                    lowest, gpus = min(lowest, slope), gpus + give
-        return Supply(lowest, gpus, by_force)
+            job, seat = self.jobs[v], self.seats[v]
+            give = seat.gpus - job.curve.least if job.guaranteed else seat.counts[seat.nodes.index(node)]
+            for force in (BY_SLOPE, STARVED, PROMISED):
+                slope = self._gives(v, force)
+                if slope < inf:
+                    gpus[force] += give
+                    lowest = min(lowest, slope) if force == BY_SLOPE else lowest
+        return Supply(lowest, (gpus[0], gpus[1], gpus[2]))
 
-    def _gives(self, v: int, *, urgent: bool) -> float:
+    def _gives(self, v: int, force: int) -> float:
         """The slope at which this job could be a victim; infinite if it cannot."""
         job, seat = self.jobs[v], self.seats[v]
-        if not job.running or job.protected:
+        if not job.running or (job.protected and force < PROMISED):
             return inf
         if seat is self.before[v]:
-            if job.guarded and (job.guaranteed or not urgent or not self.override):
+            if job.guarded and (job.guaranteed or force == BY_SLOPE or not self.override):
                 return inf
         elif not _is_part(seat, self.before[v]):
             return inf  # newcomers of this round and who has just moved: what was given stands
         return job.curve.down_slope(seat.gpus)
 
-    def _make_room(self, node: int, each: int, footing: Footing, worth: float, *, urgent: bool) -> bool:
+    def _make_room(self, node: int, each: int, footing: Footing, worth: float, force: int) -> bool:
         while not self.has_room(node, each, footing):
             short = max(1, each - self.free[node])
             offers = [
                 offer
                 for v in self.residents[node]
-                if self._gives(v, urgent=urgent) < (inf if urgent else worth)
+                if self._gives(v, force) < (inf if force else worth)
                 for offer in [self._offer(v, node, short)]
-                if offer is not None and (urgent or offer.cost < worth)
+                if offer is not None and (force or offer.cost < worth)
             ]
             if not offers:
                 return False

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from thebes.policy.rubick_board import NOWHERE, Board, Seat
+from thebes.policy.rubick_board import BY_SLOPE, NOWHERE, PROMISED, STARVED, Board, Seat
 from thebes.policy.rubick_curves import NEAR, SLACK, Curve
 
 TRIES = 3  # levels for which a best-effort job looks for victims, the steepest ones
@@ -30,16 +30,16 @@ def schedule(
     board: Board, guaranteed: Sequence[int], starved: Sequence[int], best_effort: Sequence[int], rules: Rules
 ) -> list[int]:
     """Schedule(): seats for those who wait, each list in its order; the starved jobs that took them by force."""
-    stuck: set[Curve] = set()
+    stuck: set[tuple[Curve, int]] = set()
     for j in guaranteed:
-        curve = board.jobs[j].curve
-        if curve not in stuck and not seat_guaranteed(board, j, rules):
-            stuck.add(curve)  # what others leave only gets less: the same awaits its like
+        kind = board.jobs[j].curve, board.jobs[j].tenant
+        if kind not in stuck and not seat_guaranteed(board, j, rules):
+            stuck.add(kind)  # what others leave only gets less: the same awaits its like
     forced: list[int] = []
     for at, j in enumerate(starved):
         if _start(board, j, rules.worth_starting):
             continue
-        if rules.shrink and _claim(board, j, 0.0, urgent=True):
+        if rules.shrink and _claim(board, j, 0.0, STARVED):
             forced.append(j)
         elif not _start(board, j, 0.0):
             # The first in line waits on; nobody behind it takes by force, or its turn might never come.
@@ -54,7 +54,7 @@ def schedule(
             continue  # as for the one before it
         if _start(board, j, rules.worth_starting):
             continue
-        if rules.shrink and _claim(board, j, rules.worth_starting, urgent=False):
+        if rules.shrink and _claim(board, j, rules.worth_starting, BY_SLOPE):
             displaced = board.mark()  # others may have been made smaller than needed: look again
             continue
         refused[kind] = displaced
@@ -103,7 +103,7 @@ def seat_guaranteed(board: Board, j: int, rules: Rules) -> bool:
     levels = board.jobs[j].curve.levels
     if any(board.settle(j, level) for level in levels):
         return True
-    return rules.shrink and any(board.claim(j, level, urgent=True) for level in levels[:TRIES])
+    return rules.shrink and any(board.claim(j, level, PROMISED) for level in levels[:TRIES])
 
 
 def _start(board: Board, j: int, worth_starting: float) -> bool:
@@ -111,9 +111,9 @@ def _start(board: Board, j: int, worth_starting: float) -> bool:
     return any(board.settle(j, level) for level in _worthwhile(board, j, worth_starting))
 
 
-def _claim(board: Board, j: int, worth_starting: float, *, urgent: bool) -> bool:
+def _claim(board: Board, j: int, worth_starting: float, force: int) -> bool:
     levels = _worthwhile(board, j, worth_starting)
-    return any(board.claim(j, level, urgent=urgent) for level in (levels if urgent else levels[:TRIES]))
+    return any(board.claim(j, level, force) for level in (levels if force else levels[:TRIES]))
 
 
 def _worthwhile(board: Board, j: int, worth_starting: float) -> list[int]:
