@@ -124,7 +124,9 @@ def _worthwhile(board: Board, j: int, worth_starting: float) -> list[int]:
 
 def expand(board: Board, rules: Rules) -> None:
     """Expand(): the next GPUs go to the steepest curve; only newcomers also take them from flatter ones."""
-    heap = [step for j, seat in enumerate(board.seats) if seat.nodes for step in [_step(board, j, 0)] if step]
+    spare = board.total_free > rules.headroom
+    able = [j for j, seat in enumerate(board.seats) if seat.nodes and (spare or not board.jobs[j].running)]
+    heap = [step for j in able for step in [_step(board, j, 0)] if step]
     heapify(heap)
     while heap:
         _, j, at = heappop(heap)
