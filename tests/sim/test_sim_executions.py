@@ -305,6 +305,21 @@ def test_clusters_of_several_kinds_are_refused() -> None:
         thebes.simulate(planned((0, 1, 1, "vit")), mixed, "fifo", perf=BY_MODEL)
 
 
+def test_on_a_large_cluster_a_job_can_use_more_than_64_gpus() -> None:
+    trace = planned((0, 64, 100, "llama-2-7b"))
+    seen: list[int] = []
+
+    class Looking(Puppet):
+        def decide(self, view: View) -> Decision:
+            seen.append(int(view.jobs.max_gpus[0]))
+            return super().decide(view)
+
+    for nodes in (8, 64):
+        thebes.simulate(trace, cluster(nodes), Looking(script={0: [Wanted(tuple(range(64)))]}), perf=BY_MODEL)
+    assert seen[0] == 64
+    assert seen[1] > 64
+
+
 def test_the_truth_is_what_was_measured_where_somebody_has() -> None:
     """Given plans measured on A800 nodes: dp8 0.157684 s, zero-dp8 on two nodes 0.197558 s (4 + 4 GPUs)."""
     trace = planned((0, 8, 100, "bert-large"), plan=["dp8"])

@@ -46,7 +46,6 @@ class Executions:
     number: NDArray[np.int64]  # per job, its model's number in the book
     asked: Execution  # per job
     guaranteed: NDArray[np.bool_]
-    most_gpus: NDArray[np.int64]  # per job, the most that any plan of its model can use here
 
     @property
     def book(self) -> PlanBook:
@@ -56,6 +55,11 @@ class Executions:
     def models(self) -> list[str]:
         """Per job, the name of its model."""
         return [self.book.models[number].name for number in self.number.tolist()]
+
+    def most_gpus(self, asked: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Per job, the most GPUs that any plan of its model makes use of here; never fewer than it asked for."""
+        most = np.array([self.book.most_gpus(number) for number in range(len(self.book.models))], dtype=np.int64)
+        return np.maximum(most[self.number], asked)
 
     @property
     def facts(self) -> dict[str, Model]:
@@ -142,7 +146,7 @@ def executions_for(
     for i, (model, batch, accepted) in enumerate(zip(models, batches, families, strict=True)):
         chosen = _transformer(perf, model, batch, accepted, f"{name}: job {ids[i]}")
         number[i] = books.setdefault(chosen, len(books))
-    book = PlanBook(tuple(_with_own_names(list(books))), site)
+    book = PlanBook(tuple(_with_own_names(list(books))), site, cluster.total_gpus)
     cpus = _cpus(jobs, site, name)
     profiles = PlanProfiles(book, cluster, as_measured=perf.truth == "measured")
     known: dict[tuple[int, int, str, int], Outlook] = {}
@@ -162,8 +166,7 @@ def executions_for(
         host_gib=np.array([o.host_gib for o in outlooks]),
         memory_gib=np.array([o.gpu_gib for o in outlooks]),
     )
-    most = np.array([min(book.most_gpus(n), cluster.total_gpus) for n in range(len(book.models))], dtype=np.int64)
-    return Executions(profiles, number, asked, _guaranteed(jobs, name), np.maximum(most[number], gpus))
+    return Executions(profiles, number, asked, _guaranteed(jobs, name))
 
 
 def _column(jobs: pl.DataFrame, column: str) -> list[str | None]:

@@ -103,7 +103,7 @@ def prepare(
     if isinstance(perf, Plans):
         executions = executions_for(perf, cluster, jobs, gpus, models, trace.name)
         if changes_plans:
-            min_gpus, max_gpus = np.ones_like(gpus), executions.most_gpus
+            min_gpus, max_gpus = np.ones_like(gpus), executions.most_gpus(gpus)
         profiles = profiles_of_plans(executions.profiles, cluster, executions.number, executions.asked)
         models, facts = [*executions.models], executions.facts
     else:
