@@ -10,6 +10,7 @@ from thebes.model.cluster import from_short_form
 from thebes.model.profiles import shape_table
 from thebes.perf import Artist
 from thebes.perf.artist import PROFILES, Dimension, dimensions, exposed_s, reduce_s, shape_of
+from thebes.perf.base import Gang
 from workloads import finishes, trace_of
 
 # Spec 2.3: 8 in a machine, 8 over 2 machines, 8 over 8 machines, 32 over 4 machines, 16 over 2 racks, 16 scattered.
@@ -91,7 +92,7 @@ def test_in_the_table_one_gpu_is_compute_alone(model: str) -> None:
     cluster = from_short_form("2x8x8")
     assert cluster is not None
     nodes, tier = shape_table(1)
-    times = Artist().times(cluster, 0, model, 1, nodes, tier)
+    times = Artist().times(Gang(cluster, 0, model, 1, nodes, tier))
     assert times.compute_s == pytest.approx([PROFILES[model].compute_ms / 1e3] * 2)
     assert not times.inner_s.any()
     assert not times.wire_s.any()

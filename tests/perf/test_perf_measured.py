@@ -16,6 +16,7 @@ from thebes import UserError, simulate
 from thebes.model.cluster import Cluster, from_toml
 from thebes.model.profiles import shape_table
 from thebes.perf import Gavel, Pollux, SpeedModel
+from thebes.perf.base import Gang
 from thebes.perf.measured import Curve, bracket, gavel_models, gavel_table, pollux_table
 from thebes.perf.network import network_models
 from thebes.perf.profiles import iterations
@@ -30,7 +31,7 @@ def of_type(gpu_type: str, nodes: int = 16, gpus: int = 16) -> Cluster:
 
 def seconds_of(perf: SpeedModel, model: str, gpus: int, where: Cluster) -> np.ndarray:
     nodes, tier = shape_table(min(gpus, where.num_nodes))
-    times = perf.times(where, 0, model, gpus, nodes, tier)
+    times = perf.times(Gang(where, 0, model, gpus, nodes, tier))
     assert all((part >= 0).all() for part in times)
     assert (times.compute_s > 0).all()
     return iterations(times, perf.overlap_gamma)

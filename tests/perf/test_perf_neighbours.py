@@ -15,6 +15,7 @@ from thebes.model.cluster import from_short_form
 from thebes.model.decision import HOLDS
 from thebes.model.profiles import shape_table
 from thebes.perf import Network, Times, registry
+from thebes.perf.base import Gang
 from thebes.perf.contention import Contention
 from thebes.perf.interference import PAGING_RATE, Interference, gavel_pairs, stand_in
 from thebes.perf.models import Model, catalogue
@@ -58,7 +59,7 @@ def vgg_over_two_nodes() -> tuple[float, Times, int]:
     cluster = from_short_form("3x2")
     assert cluster is not None
     nodes, tier = shape_table(2)
-    times = TEN.times(cluster, 0, "vgg16", 2, nodes, tier)
+    times = TEN.times(Gang(cluster, 0, "vgg16", 2, nodes, tier))
     return float(times.compute_s[0] + times.inner_s[0]), times, 2
 
 
@@ -96,7 +97,7 @@ def test_k_on_one_node(k: int, cap: float) -> None:
     cluster = from_short_form("5x4")
     assert cluster is not None
     nodes, tier = shape_table(2)
-    times = TEN.times(cluster, 0, "vgg16", 2, nodes, tier)
+    times = TEN.times(Gang(cluster, 0, "vgg16", 2, nodes, tier))
     seats = Seats(*((i, 4 + 4 * i) for i in range(k)))
     law = Contention(on=True, cap=cap)
     result = run([(0, 2, 50)] * k, ["vgg16"] * k, seats, "5x4", perf=TEN, contention=law)
@@ -123,8 +124,9 @@ def test_every_speed_model_runs_under_contention(name: str) -> None:
     for result in (calm, crowded):
         speeds = result.jobs["speed_mean"].to_numpy()
         assert (speeds > 0).all()
-        # On Pollux's T4s 4 + 4 GPUs were slower than 2 + 2 + 2 + 2: there more nodes than needed can be the faster.
-        assert (speeds <= 1 + 1e-9).all() or name == "pollux"
+        # On Pollux's T4s 4 + 4 GPUs were slower than 2 + 2 + 2 + 2, and RoBERTa on the A800s a little slower on 2 + 2
+        # than on 1 + 1 + 2: where times were measured, more nodes than needed can be the faster.
+        assert (speeds <= 1 + 1e-9).all() or name in ("pollux", "plans")
         assert result.jobs["model"].null_count() == 0
     slower = crowded.jobs["speed_mean"].mean() < calm.jobs["speed_mean"].mean()  # type: ignore[operator]
     assert slower == (name != "ideal")

@@ -15,6 +15,7 @@ from thebes.model.cluster import Cluster, from_short_form, from_toml
 from thebes.model.links import NETWORKS, Link, with_network
 from thebes.model.profiles import Profiles, iteration_s, shape_table
 from thebes.perf import Network, Times
+from thebes.perf.base import Gang
 from thebes.perf.models import gang_class, gpu_speeds, known_names, large_catalogue
 from thebes.perf.network import START_S, Hop, ring, tree, two_level
 from thebes.perf.profiles import iterations
@@ -33,7 +34,7 @@ def cluster(text: str = "4x8x8") -> Cluster:
 
 def times_of(perf: Network, model: str, gpus: int, where: Cluster) -> Times:
     nodes, tier = shape_table(min(gpus, where.num_nodes))
-    return perf.times(where, 0, model, gpus, nodes, tier)
+    return perf.times(Gang(where, 0, model, gpus, nodes, tier))
 
 
 # --- collectives, by hand ---------------------------------------------------------------------------------------------

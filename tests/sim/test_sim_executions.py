@@ -186,11 +186,21 @@ def test_traces_without_models_get_models_that_can_use_their_gpus() -> None:
     columns = {
         "job_id": ["a", "b", "c"],
         "submit_time": [0.0] * 3,
-        "num_gpus": [1.0, 4.0, 16.0],
+        "num_gpus": [1.0, 4.0, 7.0],
         "duration": [10.0] * 3,
     }
     result = thebes.simulate(Trace.of("bare", columns), cluster(2), "fifo", perf=BY_MODEL)
-    assert result.jobs["finish_s"].null_count() == 0
+    assert finishes(result) == pytest.approx([10, 10, 10])
+    assert "1 of 3 jobs ask for a number of GPUs that no plan of their model uses: some idle" in result.notes
+
+
+def test_gpus_that_no_plan_uses_stand_idle_wherever_they_are() -> None:
+    """Given 3 GPUs on 3 nodes for a job whose plans use 2: then it runs as on 2 nodes."""
+    trace = planned((0, 2, 100, "bert-large"), plan=["dp2"])
+    result = run(trace, [Wanted((0, 8, 16))], on=cluster(3))
+    assert result.jobs["plan_last"].to_list() == ["dp2"]
+    slower = iteration_s("bert-large", "dp2", nodes=2) / iteration_s("bert-large", "dp2")
+    assert finishes(result) == pytest.approx([100 * slower])
 
 
 # -- what a policy may not do -----------------------------------------------------------------------------------------

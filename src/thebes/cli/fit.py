@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from thebes.perf.plans.site import Site
     from thebes.perf.plans.transformer import Transformer
 
-PLOTS = (".html", ".png", ".pdf")
 MANY = 40  # samples; of more, the table shows the worst
 WIDE = 120  # columns of what does not go to a screen
 
@@ -49,8 +48,9 @@ def fit(
     from thebes.model.errors import UserError
     from thebes.perf.plans.fit import fit as fitted
     from thebes.perf.plans.samples import parse_samples
+    from thebes.report.files import plot_target
 
-    target = _plot_target(plot)
+    target = plot_target(plot)
     if save is not None and save.suffix != ".toml":
         raise UserError(f"--save {save}: the name must end in .toml", hint=f"write {save.stem}.toml")
     if not 0 < noise < 1:
@@ -147,20 +147,6 @@ def _site(gpu_type: str, node_size: int) -> Site:
     return replace(
         site, node_gpus=node_size, node_cpus=node_size * site.cpus_per_gpu, node_gib=node_size * site.host_gib
     )
-
-
-def _plot_target(plot: str | None) -> Path | None:
-    from thebes.model.errors import UserError
-
-    if plot is None:
-        return None
-    path = Path(plot)
-    if path.suffix.lower() not in PLOTS:
-        raise UserError(f"--plot {plot}: the name must end in {', '.join(PLOTS)}", hint=f"write {path.stem}.html")
-    from thebes.report.files import check_target
-
-    check_target(path)
-    return path
 
 
 # What people read.

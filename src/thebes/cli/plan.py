@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from thebes.perf.plans.site import Site
     from thebes.perf.plans.survey import Survey
 
-PLOTS = (".html", ".png", ".pdf")
 ROOMY, WIDE = 120, 140  # columns of a screen
 
 
@@ -42,8 +41,9 @@ def plan(
     """Show the best execution plan of a model and its throughput, for every allocation."""
     from thebes.perf.plans.survey import refuse, survey
     from thebes.perf.plans.transformer import find
+    from thebes.report.files import plot_target
 
-    target = _plot_target(plot)
+    target = plot_target(plot)
     if json not in (None, "-"):
         from thebes.report.files import check_target
 
@@ -123,20 +123,6 @@ def _cpus(cpus: int | None, site: Site, counts: Sequence[int], nodes: int | None
             hint=f"from 1 to {site.cpus_per_gpu} per GPU, up to {site.node_cpus // held} with {held} on a node",
         )
     return cpus
-
-
-def _plot_target(plot: str | None) -> Path | None:
-    from thebes.model.errors import UserError
-
-    if plot is None:
-        return None
-    path = Path(plot)
-    if path.suffix.lower() not in PLOTS:
-        raise UserError(f"--plot {plot}: the name must end in {', '.join(PLOTS)}", hint=f"write {path.stem}.html")
-    from thebes.report.files import check_target
-
-    check_target(path)
-    return path
 
 
 # What people read.

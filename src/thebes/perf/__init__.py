@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from thebes.model.errors import UserError, nearest
 from thebes.perf.artist import Artist
-from thebes.perf.base import SpeedModel, Times
+from thebes.perf.base import Gang, SpeedModel, Times
 from thebes.perf.hkbu import Hkbu
 from thebes.perf.measured import Gavel, Pollux
 from thebes.perf.network import Network
@@ -13,6 +13,7 @@ from thebes.perf.tiers import Ideal, Tiers
 
 __all__ = [
     "Artist",
+    "Gang",
     "Gavel",
     "Hkbu",
     "Ideal",

@@ -16,10 +16,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.cluster import Cluster
 from thebes.model.errors import UserError, nearest
 from thebes.model.profiles import TIER_CLUSTER, TIER_GROUP, TIER_RACK
-from thebes.perf.base import SpeedModel, Times
+from thebes.perf.base import Gang, SpeedModel, Times
 from thebes.perf.models import GANGS, Model, assign_by_gang, known_names
 
 SLOT_GPUS = 4
@@ -136,15 +135,8 @@ class Artist(SpeedModel):
     def knows(self, model: str) -> bool:
         return model in PROFILES
 
-    def times(
-        self,
-        cluster: Cluster,
-        kind: int,
-        model: str | None,
-        gpus: int,
-        nodes: NDArray[np.int64],
-        tier: NDArray[np.int64],
-    ) -> Times:
+    def times(self, gang: Gang) -> Times:
+        cluster, _, model, gpus, nodes, tier = gang
         if model not in PROFILES:
             raise UserError(
                 f"performance model {self.name}: a job without a model", hint=nearest(model or "", PROFILES)

@@ -13,6 +13,17 @@ from thebes.model.cluster import Cluster
 from thebes.perf.models import Model, assign, catalogue
 
 
+class Gang(NamedTuple):
+    """What a speed model is asked about: one model on so many GPUs of one node kind, in every shape."""
+
+    cluster: Cluster
+    kind: int
+    model: str | None
+    gpus: int
+    nodes: NDArray[np.int64]  # per shape: spread over so many nodes
+    tier: NDArray[np.int64]  # per shape: spanning this tier
+
+
 class Times(NamedTuple):
     """One iteration of a gang, in seconds, per shape (see thebes.model.profiles)."""
 
@@ -49,14 +60,6 @@ class SpeedModel:
         """Whether it can say how fast this model runs; an unknown one is refused before the run starts."""
         return True
 
-    def times(
-        self,
-        cluster: Cluster,
-        kind: int,
-        model: str | None,
-        gpus: int,
-        nodes: NDArray[np.int64],
-        tier: NDArray[np.int64],
-    ) -> Times:
-        """One iteration on `gpus` GPUs of this node kind, for each shape: over `nodes[i]` nodes, spanning `tier[i]`."""
+    def times(self, gang: Gang) -> Times:
+        """One iteration of the gang in each of its shapes."""
         raise NotImplementedError

@@ -14,10 +14,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.cluster import Cluster
 from thebes.model.errors import UserError
 from thebes.model.parameters import parameter
-from thebes.perf.base import SpeedModel, Times
+from thebes.perf.base import Gang, SpeedModel, Times
 from thebes.perf.models import Model
 
 
@@ -78,15 +77,7 @@ class Hkbu(SpeedModel):
         names = list(PROFILES)
         return [names[i] for i in np.random.default_rng(seed).integers(len(names), size=len(gpus))]
 
-    def times(
-        self,
-        cluster: Cluster,
-        kind: int,
-        model: str | None,
-        gpus: int,
-        nodes: NDArray[np.int64],
-        tier: NDArray[np.int64],
-    ) -> Times:
-        profile = PROFILES[model or "resnet50"]
+    def times(self, gang: Gang) -> Times:
+        nodes, profile = gang.nodes, PROFILES[gang.model or "resnet50"]
         wire_s = self.b_ms_per_mb / 1000.0 * profile.size_mb
         return Times(np.full(len(nodes), profile.compute_s), np.zeros(len(nodes)), np.where(nodes > 1, wire_s, 0.0))

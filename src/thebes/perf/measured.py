@@ -24,7 +24,7 @@ from thebes.model.cluster import Cluster
 from thebes.model.errors import UserError, nearest
 from thebes.model.parameters import parameter
 from thebes.model.profiles import TIER_RACK
-from thebes.perf.base import SpeedModel, Times
+from thebes.perf.base import Gang, SpeedModel, Times
 from thebes.perf.models import GANGS, Model, assign_by_gang, batch_in, gpu_type_of, known_names
 
 Key = tuple[str, str, int]  # model, GPU type, batch size
@@ -126,15 +126,8 @@ class _Measured(SpeedModel):
         for kind in cluster.kinds:
             self._gpu_type(kind.gpu_type)
 
-    def times(
-        self,
-        cluster: Cluster,
-        kind: int,
-        model: str | None,
-        gpus: int,
-        nodes: NDArray[np.int64],
-        tier: NDArray[np.int64],
-    ) -> Times:
+    def times(self, gang: Gang) -> Times:
+        cluster, kind, model, gpus, nodes, tier = gang
         if model is None:
             raise UserError(f"performance model {self.name}: a job without a model", hint=nearest("", self.models()))
         gpu_type = self._gpu_type(cluster.kinds[kind].gpu_type)

@@ -21,7 +21,7 @@ from thebes.model.errors import UserError, nearest
 from thebes.model.links import NETWORKS, TIERS, Link, check_links, network
 from thebes.model.parameters import parameter
 from thebes.model.profiles import TIER_GROUP, TIER_NODE, TIER_RACK
-from thebes.perf.base import SpeedModel, Times
+from thebes.perf.base import Gang, SpeedModel, Times
 from thebes.perf.measured import gavel_models
 from thebes.perf.models import (
     GANGS,
@@ -178,15 +178,8 @@ class Network(SpeedModel):
             return network(self.network)
         return cluster.links or network(DEFAULT_NETWORK)
 
-    def times(
-        self,
-        cluster: Cluster,
-        kind: int,
-        model: str | None,
-        gpus: int,
-        nodes: NDArray[np.int64],
-        tier: NDArray[np.int64],
-    ) -> Times:
+    def times(self, gang: Gang) -> Times:
+        cluster, kind, model, gpus, nodes, tier = gang
         spec = cluster.kinds[kind]
         known = network_models()[model or UNNAMED]
         compute_s = np.full(len(nodes), known.compute_s(self._gpu_type(spec.gpu_type)))

@@ -11,7 +11,7 @@ from thebes.model.cluster import TIERS, Cluster
 from thebes.model.decision import Execution
 from thebes.model.plan import plan_of
 from thebes.model.profiles import GROUP_SHAPE, TIER_RACK, Profiles, shape_of, shape_table
-from thebes.perf.base import SpeedModel, Times
+from thebes.perf.base import Gang, SpeedModel, Times
 from thebes.perf.plans.profiles import PlanProfiles
 
 
@@ -98,7 +98,7 @@ def profiles_for(
                 times = Times(np.ones(len(nodes)), silent, silent)
                 if (allowed >> kind) & 1:
                     if (model, count, kind) not in known:
-                        known[model, count, kind] = perf.times(cluster, kind, names[model], count, nodes, tier)
+                        known[model, count, kind] = perf.times(Gang(cluster, kind, names[model], count, nodes, tier))
                     times = known[model, count, kind]
                     if count == asked:
                         here[kind] = times
@@ -118,17 +118,18 @@ def profiles_for(
 
 
 def profiles_of_plans(
-    plans: PlanProfiles, cluster: Cluster, number: NDArray[np.int64], asked: Execution
+    plans: PlanProfiles, cluster: Cluster, number: NDArray[np.int64], asked: Execution, gpus: NDArray[np.int64]
 ) -> JobProfiles:
     """Jobs with execution plans: speed 1 is the plan that each asked for, at its best placement."""
     reaches = _reaches(cluster)
     full_s, tier_speeds = np.zeros(len(number)), np.zeros((len(number), len(TIERS)))
-    examples, jobs = _distinct((number, asked.plan, asked.cpus))
+    examples, jobs = _distinct((number, asked.plan, asked.cpus, gpus))
     for at, job in enumerate(examples.tolist()):
         plan = plan_of(int(asked.plan[job]))
-        times = plans.times(int(number[job]), plan, int(asked.cpus[job]))
+        count = int(gpus[job])
+        times = plans.times(int(number[job]), plan, int(asked.cpus[job]), count)
         mine = jobs == at
-        full_s[mine], tier_speeds[mine] = _references(dict.fromkeys(range(len(reaches)), times), plan.gpus, reaches)
+        full_s[mine], tier_speeds[mine] = _references(dict.fromkeys(range(len(reaches)), times), count, reaches)
     return JobProfiles(plans.table, asked.profile, full_s, tier_speeds)
 
 

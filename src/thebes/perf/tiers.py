@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from thebes.model.cluster import TIERS, Cluster
+from thebes.model.cluster import TIERS
 from thebes.model.errors import UserError
 from thebes.model.parameters import parameter
 from thebes.model.profiles import TIER_RACK
-from thebes.perf.base import SpeedModel, Times
+from thebes.perf.base import Gang, SpeedModel, Times
 from thebes.perf.models import BALANCED
 
 _SPEEDS_DOC = "relative speed inside an NVLink group, inside a node, inside a rack, across racks"
@@ -24,17 +23,9 @@ class Ideal(SpeedModel):
 
     name: ClassVar[str] = "ideal"
 
-    def times(
-        self,
-        cluster: Cluster,
-        kind: int,
-        model: str | None,
-        gpus: int,
-        nodes: NDArray[np.int64],
-        tier: NDArray[np.int64],
-    ) -> Times:
-        silent = np.zeros(len(nodes))
-        return Times(np.ones(len(nodes)), silent, silent)
+    def times(self, gang: Gang) -> Times:
+        silent = np.zeros(len(gang.nodes))
+        return Times(np.ones(len(gang.nodes)), silent, silent)
 
 
 @dataclass(frozen=True)
@@ -60,18 +51,10 @@ class Tiers(SpeedModel):
                     hint=f"write perf.{key}=1,1,0.95,0.9",
                 )
 
-    def times(
-        self,
-        cluster: Cluster,
-        kind: int,
-        model: str | None,
-        gpus: int,
-        nodes: NDArray[np.int64],
-        tier: NDArray[np.int64],
-    ) -> Times:
+    def times(self, gang: Gang) -> Times:
         """What a tier costs counts as communication: inside nodes it is nobody's, between them it is on the wires."""
-        known = self.models().get(model or "")
+        known = self.models().get(gang.model or "")
         balanced = known is None or known.model_class == BALANCED
-        talk_s = 1.0 / np.array(self.balanced if balanced else self.skewed)[tier] - 1.0
-        between = tier >= TIER_RACK
-        return Times(np.ones(len(nodes)), np.where(between, 0.0, talk_s), np.where(between, talk_s, 0.0))
+        talk_s = 1.0 / np.array(self.balanced if balanced else self.skewed)[gang.tier] - 1.0
+        between = gang.tier >= TIER_RACK
+        return Times(np.ones(len(gang.nodes)), np.where(between, 0.0, talk_s), np.where(between, talk_s, 0.0))

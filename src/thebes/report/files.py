@@ -33,6 +33,20 @@ def write_text(path: Path, text: str) -> None:
         raise unwritable(path, error) from error
 
 
+PLOTS = (".html", ".png", ".pdf")
+
+
+def plot_target(plot: str | None) -> Path | None:
+    """Where `--plot` shall write, looked at before anything is worked out."""
+    if plot is None:
+        return None
+    path = Path(plot)
+    if path.suffix.lower() not in PLOTS:
+        raise UserError(f"--plot {plot}: the name must end in {', '.join(PLOTS)}", hint=f"write {path.stem}.html")
+    check_target(path)
+    return path
+
+
 def check_target(path: Path) -> None:
     """Find out before a long run, not after it, that its result cannot be written there."""
     make_folder(path.parent)

@@ -82,12 +82,12 @@ class Executions:
                 chosen = self._stretched(row, count, held)
             else:
                 chosen = self._named(row, int(plan[i]), count, held, policy)
-            self._write(execution, i, row, chosen, held)
+            self._write(execution, i, row, chosen, held, count)
         return execution, self.profiles.table
 
-    def _write(self, execution: Execution, i: int, row: int, chosen: Outlook, cpus: int) -> None:
+    def _write(self, execution: Execution, i: int, row: int, chosen: Outlook, cpus: int, count: int) -> None:
         execution.plan[i] = chosen.plan.code
-        execution.profile[i] = self.profiles.row(int(self.number[row]), chosen.plan, cpus)
+        execution.profile[i] = self.profiles.row(int(self.number[row]), chosen.plan, cpus, count)
         execution.cpus[i] = cpus
         execution.host_gib[i], execution.memory_gib[i] = chosen.host_gib, chosen.gpu_gib
 
@@ -119,11 +119,9 @@ class Executions:
     def _stretched(self, row: int, count: int, cpus: int) -> Outlook:
         """The asked type of plan on another number of GPUs; what it cannot use stands idle."""
         number, like = int(self.number[row]), plan_of(int(self.asked.plan[row]))
-        for wanted in (like, None):
-            for gpus in range(count, 0, -1):
-                found = self.book.best(number, gpus, self._fewest_nodes(gpus), cpus, like=wanted)
-                if found is not None:
-                    return found
+        found = _largest(self.book, number, count, cpus, like) or _largest(self.book, number, count, cpus, None)
+        if found is not None:
+            return found
         raise UserError(
             f"no execution plan of {self.book.models[number].name} runs on {count} GPUs or fewer",
             hint="raise min_gpus of the job; `thebes plan` lists the numbers of GPUs that a model can use",
@@ -133,10 +131,30 @@ class Executions:
         return -(-gpus // self.book.site.node_gpus)
 
 
+def _largest(book: PlanBook, number: int, gpus: int, cpus: int, like: Plan | None) -> Outlook | None:
+    """The best plan on as many of these GPUs as any plan can use."""
+    for count in range(gpus, 0, -1):
+        found = book.best(number, count, -(-count // book.site.node_gpus), cpus, like=like)
+        if found is not None:
+            return found
+    return None
+
+
 def executions_for(
-    perf: Plans, cluster: Cluster, jobs: pl.DataFrame, gpus: NDArray[np.int64], models: list[str | None], name: str
+    perf: Plans,
+    cluster: Cluster,
+    jobs: pl.DataFrame,
+    gpus: NDArray[np.int64],
+    models: list[str | None],
+    name: str,
+    *,
+    assigned: bool,
+    notes: list[str],
 ) -> Executions:
-    """Read what the trace says of plans; jobs that say nothing get the best plan for the GPUs they ask for."""
+    """Read what the trace says of plans; jobs that say nothing get the best plan for the GPUs they ask for.
+
+    A model that was assigned, not named by the trace, may leave GPUs idle that no plan of it can use.
+    """
     perf.check(cluster)
     site = site_of(cluster, 0)
     ids = jobs["job_id"].to_list()
@@ -154,18 +172,25 @@ def executions_for(
     for i, text in enumerate(_column(jobs, "plan")):
         key = (int(number[i]), int(gpus[i]), text or "", int(cpus[i]))
         if key not in known:
-            known[key] = _asked(book, *key, f"{name}: job {ids[i]}")
+            fewer = _largest(book, key[0], key[1], key[3], None) if assigned and not text else None
+            known[key] = fewer or _asked(book, *key, f"{name}: job {ids[i]}")
         outlooks.append(known[key])
     asked = Execution(
         plan=np.array([o.plan.code for o in outlooks], dtype=np.int64),
         profile=np.array(
-            [profiles.row(n, o.plan, c) for n, o, c in zip(number.tolist(), outlooks, cpus.tolist(), strict=True)],
+            [
+                profiles.row(n, o.plan, c, g)
+                for n, o, c, g in zip(number.tolist(), outlooks, cpus.tolist(), gpus.tolist(), strict=True)
+            ],
             dtype=np.int64,
         ),
         cpus=cpus,
         host_gib=np.array([o.host_gib for o in outlooks]),
         memory_gib=np.array([o.gpu_gib for o in outlooks]),
     )
+    idle = sum(o.plan.gpus < g for o, g in zip(outlooks, gpus.tolist(), strict=True))
+    if idle:
+        notes.append(f"{idle} of {len(jobs)} jobs ask for a number of GPUs that no plan of their model uses: some idle")
     return Executions(profiles, number, asked, _guaranteed(jobs, name))
 
 

@@ -101,10 +101,11 @@ def prepare(
     tenants, tenant = _tenants(jobs)
     min_gpus, max_gpus = _elastic(jobs, gpus, cluster, trace.name)
     if isinstance(perf, Plans):
-        executions = executions_for(perf, cluster, jobs, gpus, models, trace.name)
+        assigned = not any(jobs["model"].to_list()) if "model" in jobs.columns else True
+        executions = executions_for(perf, cluster, jobs, gpus, models, trace.name, assigned=assigned, notes=notes)
         if changes_plans:
             min_gpus, max_gpus = np.ones_like(gpus), executions.most_gpus(gpus)
-        profiles = profiles_of_plans(executions.profiles, cluster, executions.number, executions.asked)
+        profiles = profiles_of_plans(executions.profiles, cluster, executions.number, executions.asked, gpus)
         models, facts = [*executions.models], executions.facts
     else:
         executions, facts = None, perf.models()

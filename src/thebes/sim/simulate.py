@@ -162,31 +162,20 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
     began = time.perf_counter()
     if options.fast and isinstance(policy, PriorityPolicy):
         world = _run_fast(world, policy, options, progress)
-    elif isinstance(policy, AdaSrsf):
-        refuse_what_no_gpu_holds(world.table, world.machine, policy, work.jobs["job_id"].to_list())
-        turns = IterationLoop(
-            world,
-            cluster,
-            policy,
-            checks=options.checks,
-            tenants=work.tenants,
-            tier_speeds=work.profiles.tier_speeds,
-        )
-        world = _run_loop(turns, policy, options, progress)
     else:
-        simulation = loop.Loop(
-            world,
-            cluster,
-            policy,
-            checks=options.checks,
-            tenants=work.tenants,
-            tier_speeds=work.profiles.tier_speeds,
-            executions=work.executions,
-        )
-        world = _run_loop(simulation, policy, options, progress)
+        world = _run_loop(_loop(world, cluster, policy, options, work), policy, options, progress)
     wall_seconds = time.perf_counter() - began
     _refuse_unfinished(world, work, policy, options)
     return _result(trace, cluster, policy, options, work, world, wall_seconds, unused)
+
+
+def _loop(world: World, cluster: Cluster, policy: Policy, options: Options, work: Workload) -> loop.Loop:
+    """The general path, at the grain of decisions or, where iterations take turns on a GPU, of iterations."""
+    known = {"checks": options.checks, "tenants": work.tenants, "tier_speeds": work.profiles.tier_speeds}
+    if isinstance(policy, AdaSrsf):
+        refuse_what_no_gpu_holds(world.table, world.machine, policy, work.jobs["job_id"].to_list())
+        return IterationLoop(world, cluster, policy, **known)
+    return loop.Loop(world, cluster, policy, **known, executions=work.executions)
 
 
 def _unused_by(policy: AdaSrsf, options: Options) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ class PlanProfiles:
         self.book = book
         self.cluster = cluster
         self.as_measured = as_measured and book.site.gpu_type == GPU_TYPE
-        self._rows: dict[tuple[int, Plan, int], int] = {}
+        self._rows: dict[tuple[int, Plan, int, int], int] = {}
         self.table = Profiles(
             first=np.zeros(FIRST_ROWS + 1, dtype=np.int64),
             compute_s=np.zeros(FIRST_ROWS),
@@ -34,19 +34,20 @@ class PlanProfiles:
             gamma=np.ones(1),  # overlap is in the plan's own terms: what is left adds up
         )
 
-    def row(self, number: int, plan: Plan, cpus: int) -> int:
-        """The row of this plan of this model (its number in the book), with so many CPUs for each GPU."""
-        key = (number, plan, cpus)
+    def row(self, number: int, plan: Plan, cpus: int, gpus: int) -> int:
+        """The row of this plan of this model (its number in the book), with so many CPUs for each of `gpus` GPUs."""
+        key = (number, plan, cpus, gpus)
         if key not in self._rows:
-            self._append(self.times(number, plan, cpus))
+            self._append(self.times(number, plan, cpus, gpus))
             self._rows[key] = len(self._rows)
         return self._rows[key]
 
-    def times(self, number: int, plan: Plan, cpus: int) -> Times:
+    def times(self, number: int, plan: Plan, cpus: int, gpus: int) -> Times:
         """One iteration in each shape; what the wires between nodes do not hide stands apart, for contention."""
-        nodes, _ = shape_table(min(plan.gpus, self.cluster.num_nodes))
-        # Shapes on fewer nodes than can hold the gang are never taken, but have their place in the table.
-        nodes = np.maximum(nodes, -(-plan.gpus // self.book.site.node_gpus))
+        nodes, _ = shape_table(min(gpus, self.cluster.num_nodes))
+        # Shapes on fewer nodes than can hold the gang are never taken, but have their place in the table. A plan that
+        # leaves GPUs idle is as spread as a plan of its size can be.
+        nodes = np.minimum(np.maximum(nodes, -(-plan.gpus // self.book.site.node_gpus)), plan.gpus)
         outlooks = {int(n): self._outlook(number, plan, int(n), cpus) for n in np.unique(nodes)}
         total_s = np.array([self._seconds(number, outlooks[int(n)], int(n), cpus) for n in nodes])
         wire_share = np.array([outlooks[int(n)].wire_s / outlooks[int(n)].iteration_s for n in nodes])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from thebes.model.cluster import Cluster
 from thebes.model.errors import UserError, nearest
 from thebes.model.parameters import parameter
-from thebes.perf.base import SpeedModel, Times
+from thebes.perf.base import Gang, SpeedModel, Times
 from thebes.perf.models import GANGS, Model, assign_by_gang
 from thebes.perf.plans.book import PlanBook
 from thebes.perf.plans.profiles import PlanProfiles
@@ -75,18 +75,11 @@ class Plans(SpeedModel):
                 hint="leave one kind, or use --perf network",
             )
 
-    def times(
-        self,
-        cluster: Cluster,
-        kind: int,
-        model: str | None,
-        gpus: int,
-        nodes: NDArray[np.int64],
-        tier: NDArray[np.int64],
-    ) -> Times:
+    def times(self, gang: Gang) -> Times:
         """Under the best plan for so many GPUs on as few nodes as possible."""
-        site = site_of(cluster, kind)
-        book = PlanBook((self.transformers[model or _BY_GANG["1"][0]],), site)
+        cluster, gpus = gang.cluster, gang.gpus
+        site = site_of(cluster, gang.kind)
+        book = PlanBook((self.transformers[gang.model or _BY_GANG["1"][0]],), site)
         cpus = max(1, site.node_cpus // site.node_gpus)
         best = book.best(0, gpus, -(-gpus // site.node_gpus), cpus)
         if best is None:
@@ -94,7 +87,7 @@ class Plans(SpeedModel):
                 f"no execution plan of {book.models[0].name} uses {gpus} GPUs",
                 hint=f"`thebes plan {book.models[0].name}` lists the numbers that can be used",
             )
-        return PlanProfiles(book, cluster, as_measured=self.truth == "measured").times(0, best.plan, cpus)
+        return PlanProfiles(book, cluster, as_measured=self.truth == "measured").times(0, best.plan, cpus, gpus)
 
 
 def facts_of(model: Transformer, name: str) -> Model:
