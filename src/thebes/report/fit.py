@@ -17,7 +17,7 @@ from thebes.report.charts import Chart, Json
 from thebes.report.files import load, unwritable, write_text
 from thebes.report.html import heading_of, page, pair
 from thebes.report.metrics import to_json
-from thebes.report.plans import HUES, NAMES
+from thebes.report.plans import HUES, NAMES, log_ticks
 
 WORDS = {
     "Error": "Predicted seconds per iteration over measured ones, less 1: above 0 where the prediction is too slow.",
@@ -82,6 +82,7 @@ def _said(found: Fit, i: int) -> str:
 def against_chart(found: Fit) -> Chart:
     """A dot per sample; on the line the prediction is right."""
     ends = [min(s.iteration_s for s in found.samples) / 1.3, max(s.iteration_s for s in found.samples) * 1.3]
+    ticks = log_ticks(ends)
     data: list[Json] = [
         {
             "type": "scatter",
@@ -114,8 +115,8 @@ def against_chart(found: Fit) -> Chart:
         data,
         {
             **_LAYOUT,
-            "xaxis": {"type": "log", "title": {"text": "Measured (s)"}},
-            "yaxis": {"type": "log", "title": {"text": "Predicted (s)"}},
+            "xaxis": {"type": "log", "title": {"text": "Measured (s)"}, "tickvals": ticks},
+            "yaxis": {"type": "log", "title": {"text": "Predicted (s)"}, "tickvals": ticks},
         },
     )
 

@@ -130,7 +130,7 @@ def _categories(found: Survey) -> Json:
     return {"type": "category", "title": {"text": "GPUs"}, "categoryorder": "array", "categoryarray": names}
 
 
-def _log_ticks(values: Sequence[float]) -> list[float]:
+def log_ticks(values: Sequence[float]) -> list[float]:
     """1, 2, 5 of each decade that the values span; decades alone where these would be many."""
     low, high = min(values), max(values)
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
@@ -184,7 +184,7 @@ def throughput_chart(found: Survey) -> Chart:
             "hoverinfo": "skip",
         }
     )
-    ticks = _log_ticks([outlook.samples_s for row in found.rows for outlook in row.by_family.values()])
+    ticks = log_ticks([outlook.samples_s for row in found.rows for outlook in row.by_family.values()])
     return Chart(
         "throughput",
         "Throughput",
@@ -380,7 +380,7 @@ def _draw_throughput(found: Survey, axes: Axes) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ticks = _log_ticks([outlook.samples_s for row in found.rows for outlook in row.by_family.values()])
+    ticks = log_ticks([outlook.samples_s for row in found.rows for outlook in row.by_family.values()])
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_yticks([], minor=True)
     axes.set_xlabel("GPUs")
