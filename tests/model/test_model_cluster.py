@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from thebes import UserError, read_cluster
-from thebes.model.cluster import Cluster, Link, NodeKind, from_short_form, from_tiresias_csv, from_toml
+from thebes.model.cluster import Cluster, Link, NodeKind, build, from_short_form, from_tiresias_csv, from_toml
 
 # --- short forms ------------------------------------------------------------------------------------------------------
 
@@ -188,6 +188,13 @@ NODE = "[[node]]\ngpus = 8\n"
 def test_nodes_that_differ_only_in_cpus_and_memory_are_one_kind_for_a_gang() -> None:
     cluster = from_toml(NODE + "cpus = 64\n" + NODE + "memory_gib = 512\n" + NODE + 'gpu_type = "A100"\n', "c.toml")
     assert cluster.node_kind.tolist() == [0, 0, 1]
+
+
+def test_nodes_of_one_kind_count_as_having_what_the_poorest_of_them_has() -> None:
+    rich, poor = NodeKind(8, cpus=96, memory_gib=512), NodeKind(8, cpus=48)
+    for given in ((rich, poor), (poor, rich)):
+        cluster = build("lab", [(kind, 1, [0]) for kind in given])
+        assert cluster.kinds == (NodeKind(8, cpus=48, memory_gib=512),)
 
 
 def test_more_kinds_than_a_gang_can_choose_from(tmp_path: Path) -> None:

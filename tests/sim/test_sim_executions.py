@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -160,6 +161,22 @@ def test_a_width_without_a_plan_gets_the_asked_type_of_plan_and_leaves_idle_what
     )
 
 
+def test_a_plan_that_leaves_gpus_idle_is_kept_at_the_next_decision() -> None:
+    """Given 3 GPUs of which its plan uses 2; when nothing changes at a later decision; then it goes on as before."""
+    trace = planned((0, 4, 100, "bert-large"), plan=["dp4"])
+    once, again = run(trace, [Wanted(ALL[:3])]), run(trace, [Wanted(ALL[:3]), Wanted(ALL[:3], from_s=10)])
+    assert finishes(again) == pytest.approx(finishes(once))
+    assert [kind for _, _, kind in story(again)] == ["submit", "start", "finish"]
+
+
+def test_idle_gpus_may_lie_on_more_nodes_than_the_plan_uses() -> None:
+    """Given 3 GPUs on 3 nodes, of which the plan uses 2; then it runs as on 2 nodes."""
+    trace = planned((0, 4, 100, "bert-large"), plan=["dp4"])
+    result = run(trace, [Wanted((0, 8, 16))], on=cluster(3))
+    slower = iteration_s("bert-large", "dp2", nodes=2) / iteration_s("bert-large", "dp4")
+    assert finishes(result) == pytest.approx([100 * slower])
+
+
 def test_a_policy_that_knows_nothing_of_plans_runs_every_job_under_its_own() -> None:
     trace = planned((0, 8, 100, "bert-large"), (0, 8, 50, "gpt-2"), plan=["dp8", "zero-dp8"])
     for policy in ("fifo", "tiresias-l", "gandiva", "themis"):
@@ -244,19 +261,32 @@ def test_cpus_of_a_node_are_not_given_twice() -> None:
         run(trace, *more)
 
 
-def test_host_memory_of_a_node_is_not_given_twice() -> None:
-    """Given nodes with little host memory; when two offloaded jobs meet; then the checker speaks up."""
+@dataclass(frozen=True)
+class Halves(Puppet):
+    """As told, and everybody has half of each of its GPUs."""
+
+    shares: ClassVar[bool] = True
+
+    def decide(self, view: View) -> Decision:
+        decision = super().decide(view)
+        return replace(decision, shares=np.full(len(decision.rows), 0.5))
+
+
+@pytest.mark.parametrize(("node_gib", "enough"), [(2.1, True), (1.9, False)])
+def test_host_memory_of_a_node_is_not_given_twice(node_gib: float, enough: bool) -> None:
+    """Given a GPU that two offloaded jobs share, and so its CPUs; when their states do not fit into the host's memory;
+    then the checker speaks up."""
     outlook = book_of("llama-2-7b").best(0, 1, 1, 12)
     assert outlook is not None
     assert outlook.host_gib > 50
-    room = 1.5 * outlook.host_gib
-    small = uniform("1x2", 1, 1, NodeKind(2, gpu_type="A800-80GB", gpu_memory_gib=80, cpus=24, memory_gib=2 * room))
-    tight = uniform("1x2", 1, 1, NodeKind(2, gpu_type="A800-80GB", gpu_memory_gib=80, cpus=24, memory_gib=room))
+    node = NodeKind(1, gpu_type="A800-80GB", gpu_memory_gib=200, cpus=12, memory_gib=node_gib * outlook.host_gib)
     trace = planned((0, 1, 100, "llama-2-7b"), (0, 1, 100, "llama-2-7b"), plan=[str(outlook.plan)] * 2)
-    script = [Wanted((0,), str(outlook.plan), cpus=12)], [Wanted((1,), str(outlook.plan), cpus=12)]
-    assert len(finishes(run(trace, *script, on=small))) == 2
-    with pytest.raises(UserError, match="host memory"):
-        run(trace, *script, on=tight)
+    both = Halves(script={row: [Wanted((0,), str(outlook.plan), cpus=12)] for row in range(2)})
+    if enough:
+        assert len(finishes(thebes.simulate(trace, uniform("1x1", 1, 1, node), both, perf="plans"))) == 2
+        return
+    with pytest.raises(UserError, match="gives the jobs on a node more host memory than it has"):
+        thebes.simulate(trace, uniform("1x1", 1, 1, node), both, perf="plans")
 
 
 def test_plans_are_hidden_from_policies_that_do_not_declare_them() -> None:
@@ -313,6 +343,11 @@ def test_clusters_of_several_kinds_are_refused() -> None:
     mixed = thebes.model.cluster.build("mixed", [(NodeKind(8, "A800"), 1, [0]), (NodeKind(8, "V100"), 1, [0])])
     with pytest.raises(UserError, match="clusters of one kind of node"):
         thebes.simulate(planned((0, 1, 1, "vit")), mixed, "fifo", perf=BY_MODEL)
+    same_gpus = [(NodeKind(8, "A800", groups=(4, 4)), 1, [0]), (NodeKind(8, "A800"), 1, [0])]
+    with pytest.raises(UserError, match="clusters of one kind of node"):
+        thebes.simulate(
+            planned((0, 1, 1, "vit")), thebes.model.cluster.build("groups", same_gpus), "fifo", perf="plans"
+        )
 
 
 def test_on_a_large_cluster_a_job_can_use_more_than_64_gpus() -> None:
@@ -336,6 +371,42 @@ def test_the_truth_is_what_was_measured_where_somebody_has() -> None:
     assert finishes(run(trace, [Wanted(ALL, "dp8")], perf=Plans())) == pytest.approx([100])
     spread = run(trace, [Wanted((0, 1, 2, 3, 8, 9, 10, 11), "zero-dp8")], on=cluster(2), perf=Plans())
     assert finishes(spread) == pytest.approx([100 * 0.197558 / 0.157684], rel=1e-4)
+
+
+def test_what_was_measured_holds_for_all_jobs_of_the_model_whatever_plans_they_accept() -> None:
+    """Given two jobs of one model, one of which accepts fewer plans; then the same plan is as fast for both."""
+    trace = planned((0, 8, 100, "bert-large"), (0, 8, 100, "bert-large"), plan=["dp8"] * 2, plans=["", "dp|zero-dp"])
+    script = [Wanted(ALL, "zero-dp8")], [Wanted(tuple(range(8, 16)), "zero-dp8")]
+    one, other = finishes(run(trace, *script, on=cluster(2), perf=Plans()))
+    assert one == pytest.approx(other)
+
+
+def test_what_was_measured_does_not_hold_for_another_model_of_the_same_name(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(
+        'name = "bert-large"\nlayers = 12\nhidden = 1024\nheads = 16\nsequence = 512\nglobal_batch = 32\n'
+    )
+    trace = planned((0, 8, 100, "bert-large"), plan=["dp8"])
+    script = [Wanted(ALL, "zero-dp8")]
+    as_measured, by_model = (
+        finishes(run(trace, script, perf=Plans(truth=truth, models_file=str(tmp_path / "own.toml"))))
+        for truth in ("measured", "model")
+    )
+    assert as_measured == by_model
+
+
+def test_plans_are_looked_for_on_as_many_gpus_as_the_cluster_has() -> None:
+    """Given a guaranteed job of 128 GPUs; when Rubick decides; then it finds what keeps that promise."""
+    trace = planned((0, 128, 100, "llama-2-7b"), guaranteed=[1])
+    result = thebes.simulate(trace, cluster(32), "rubick", perf=BY_MODEL, costs=FREE_OF_COST)
+    assert finishes(result)[0] <= 100 + 1e-6
+
+
+def test_a_checkpoint_holds_what_the_transformer_says() -> None:
+    """Given a resume that costs a second per GiB; then it is that of 14 bytes per parameter."""
+    trace = planned((0, 1, 100, "bert-large"), plan=["dp1"])
+    script = [Wanted((0,), "dp1"), Wanted((), from_s=10), Wanted((0,), "dp1", from_s=20)]
+    costs = Costs(suspend_s=0, resume_s=0, resume_s_per_gib=1)
+    assert finishes(run(trace, script, costs=costs)) == pytest.approx([110 + 14 * 336e6 / 2**30])
 
 
 def test_an_unknown_truth_is_refused() -> None:

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from thebes.model.errors import UserError, nearest
 from thebes.model.links import TIERS, Link, check_links, preset
 
 MAX_GPUS = 10_000_000
+Number = TypeVar("Number", int, float)
 MAX_KINDS = 62  # allowed kinds are the bits of one integer
 
 
@@ -104,10 +105,13 @@ def build(name: str, groups: list[tuple[NodeKind, int, list[int]]], links: Mappi
     node_kind: list[int] = []
     node_rack: list[int] = []
     for given, count, racks in groups:
-        kind = _same_for_gangs(given, kinds)
-        if kind not in kinds:
-            kinds.append(kind)
-        node_kind += [kinds.index(kind)] * count
+        at = _same_for_gangs(given, kinds)
+        if at == len(kinds):
+            kinds.append(given)
+        kinds[at] = replace(
+            given, cpus=_least(given.cpus, kinds[at].cpus), memory_gib=_least(given.memory_gib, kinds[at].memory_gib)
+        )
+        node_kind += [at] * count
         node_rack += racks
     if len(kinds) > MAX_KINDS:
         raise UserError(f"{name}: more than {MAX_KINDS} kinds of node", hint="describe equal nodes by equal tables")
@@ -122,12 +126,19 @@ def build(name: str, groups: list[tuple[NodeKind, int, list[int]]], links: Mappi
     )
 
 
-def _same_for_gangs(kind: NodeKind, known: list[NodeKind]) -> NodeKind:
-    """A kind already known that differs only in CPUs and host memory, which a gang may span; else the kind itself."""
-    for other in known:
+def _same_for_gangs(kind: NodeKind, known: list[NodeKind]) -> int:
+    """The position of a kind that differs only in CPUs and host memory, which a gang may span; else the next one.
+
+    Such nodes count as having what the poorest of them has: nobody is promised more.
+    """
+    for at, other in enumerate(known):
         if replace(other, cpus=kind.cpus, memory_gib=kind.memory_gib) == kind:
-            return other
-    return kind
+            return at
+    return len(known)
+
+
+def _least(one: Number | None, other: Number | None) -> Number | None:
+    return other if one is None else one if other is None else min(one, other)
 
 
 def uniform(name: str, racks: int, nodes_per_rack: int, kind: NodeKind) -> Cluster:

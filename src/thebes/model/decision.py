@@ -236,7 +236,7 @@ def faults(
             kind = gpu_kind
             if planned:
                 node = m.gpus[gpu].node
-                cpus[node] += execution.cpus[i]
+                cpus[node] += share * execution.cpus[i]  # who shares a GPU shares the CPUs that go with it
                 host_gib[node] += execution.host_gib[i]
                 if execution.cpus[i] < 0 or cpus[node] > m.nodes[node].cpus * _OVER:
                     return NO_CPUS, row

@@ -7,7 +7,7 @@ the job's GPUs cannot hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,6 +43,7 @@ class Executions:
     """The plans of one workload on one cluster."""
 
     profiles: PlanProfiles
+    names: tuple[str, ...]  # of the book's models, each its own
     number: NDArray[np.int64]  # per job, its model's number in the book
     asked: Execution  # per job
     guaranteed: NDArray[np.bool_]
@@ -54,7 +55,7 @@ class Executions:
     @property
     def models(self) -> list[str]:
         """Per job, the name of its model."""
-        return [self.book.models[number].name for number in self.number.tolist()]
+        return [self.names[number] for number in self.number.tolist()]
 
     def most_gpus(self, asked: NDArray[np.int64]) -> NDArray[np.int64]:
         """Per job, the most GPUs that any plan of its model makes use of here; never fewer than it asked for."""
@@ -63,7 +64,7 @@ class Executions:
 
     @property
     def facts(self) -> dict[str, Model]:
-        return {model.name: facts_of(model, model.name) for model in self.book.models}
+        return {name: facts_of(model, name) for name, model in zip(self.names, self.book.models, strict=True)}
 
     def of(self, table: JobTable, decision: Decision, policy: str) -> tuple[Execution, Profiles]:
         """What a Decision asks each of its rows to run under, and the profiles that this refers to."""
@@ -74,14 +75,18 @@ class Executions:
         stays = (jobs["phase"][rows] == HELD) & (counts == jobs["width"][rows])
         plan = np.where(stays, jobs["plan"][rows], self.asked.plan[rows]) if decision.plans is None else decision.plans
         cpus = self.asked.cpus[rows] if decision.cpus is None else decision.cpus
-        asked = (plan == self.asked.plan[rows]) & (cpus == self.asked.cpus[rows]) & (counts == jobs["gpus"][rows])
+        own = (plan == self.asked.plan[rows]) & (counts == jobs["gpus"][rows])
+        asked = own & (cpus == self.asked.cpus[rows])
+        accepted = own | (stays & (plan == jobs["plan"][rows]))  # may leave some of its GPUs idle
         execution = Execution(*(column[rows] for column in self.asked))
         for i in np.flatnonzero(~asked).tolist():
-            row, count, held = int(rows[i]), int(counts[i]), int(cpus[i])
-            if decision.plans is None and not stays[i] and count != jobs["gpus"][row]:
+            row, count, held, code = int(rows[i]), int(counts[i]), int(cpus[i]), int(plan[i])
+            if accepted[i]:
+                chosen = self._named(row, code, plan_of(code).gpus, held, policy)
+            elif decision.plans is None:
                 chosen = self._stretched(row, count, held)
             else:
-                chosen = self._named(row, int(plan[i]), count, held, policy)
+                chosen = self._named(row, code, count, held, policy)
             self._write(execution, i, row, chosen, held, count)
         return execution, self.profiles.table
 
@@ -164,7 +169,7 @@ def executions_for(
     for i, (model, batch, accepted) in enumerate(zip(models, batches, families, strict=True)):
         chosen = _transformer(perf, model, batch, accepted, f"{name}: job {ids[i]}")
         number[i] = books.setdefault(chosen, len(books))
-    book = PlanBook(tuple(_with_own_names(list(books))), site, cluster.total_gpus)
+    book = PlanBook(tuple(books), site, cluster.total_gpus)
     cpus = _cpus(jobs, site, name)
     profiles = PlanProfiles(book, cluster, as_measured=perf.truth == "measured")
     known: dict[tuple[int, int, str, int], Outlook] = {}
@@ -191,7 +196,7 @@ def executions_for(
     idle = sum(o.plan.gpus < g for o, g in zip(outlooks, gpus.tolist(), strict=True))
     if idle:
         notes.append(f"{idle} of {len(jobs)} jobs ask for a number of GPUs that no plan of their model uses: some idle")
-    return Executions(profiles, number, asked, _guaranteed(jobs, name))
+    return Executions(profiles, _own_names(book.models), number, asked, _guaranteed(jobs, name))
 
 
 def _column(jobs: pl.DataFrame, column: str) -> list[str | None]:
@@ -272,17 +277,17 @@ def _transformer(perf: Plans, model: str | None, batch: int | None, accepted: st
     return replace(chosen, families=families, recompute=chosen.recompute and "gc" in words)
 
 
-def _with_own_names(models: list[Transformer]) -> list[Transformer]:
+def _own_names(models: Sequence[Transformer]) -> tuple[str, ...]:
     """Jobs of one model that differ in batch or accepted plans are different work: the later ones get other names."""
-    named: dict[str, Transformer] = {}
+    names: dict[str, None] = {}
     for model in models:
         name = model.name
-        if name in named:
+        if name in names:
             name += f" (batch {model.global_batch})"
-        while name in named:
+        while name in names:
             name += "'"
-        named[name] = replace(model, name=name)
-    return list(named.values())
+        names[name] = None
+    return tuple(names)
 
 
 def _asked(book: PlanBook, number: int, gpus: int, text: str, cpus: int, where: str) -> Outlook:

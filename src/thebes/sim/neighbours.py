@@ -41,7 +41,7 @@ class Neighbours(NamedTuple):
 @inner
 def place_in_table(n: Neighbours, m: Machine, job: Record) -> int:
     if job.plan != NO_PLAN:
-        return job.plan_profile + job.node_kind
+        return job.plan_profile  # there is one kind of node
     return profile_row(job.profile, job.min_gpus, job.width, m.kinds.size, job.node_kind)
 
 

@@ -285,6 +285,7 @@ def _fill_in_plans(jobs: Records, executions: Executions) -> None:
     jobs["asked_plan"] = jobs["plan"] = asked.plan
     jobs["asked_profile"] = jobs["plan_profile"] = asked.profile
     jobs["asked_cpus"] = jobs["cpus"] = asked.cpus
+    jobs["state_gib"] = np.array([model.state_gib for model in executions.book.models])[executions.number]
     jobs["host_gib"], jobs["memory_gib"], jobs["guaranteed"] = asked.host_gib, asked.memory_gib, executions.guaranteed
 
 

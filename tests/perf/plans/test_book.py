@@ -367,3 +367,11 @@ def test_equal_books_share_their_answers() -> None:
 @pytest.mark.parametrize("number", range(len(ALL)), ids=names())
 def test_every_shipped_model_can_use_the_papers_cluster(number: int) -> None:
     assert PlanBook(ALL, A800).most_gpus(number) >= 8
+
+
+def test_nobody_can_write_into_what_all_books_share() -> None:
+    """Given a page that later runs will read; when somebody writes to it; then that fails."""
+    candidates, curve = BOOK.candidates(0, 8), BOOK.curve(0)
+    for array in (*candidates.plans, *candidates.memory, candidates.fits, *curve):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Number = TypeVar("Number", bound=np.generic)
 
 OBSTACLES = ("family", "batch", "heads", "layers", "nodes", "CPUs", "GPU memory", "host memory")
 MOST_DP, MOST_CUT = (1 << 14) - 1, (1 << 10) - 1  # what the code of a plan has room for: dp; tp and pp
@@ -214,9 +215,15 @@ _ZERO_FAMILIES = ((NO_ZERO, DP), (ZERO_DP, ZERO), (ZERO_OFFLOAD, OFFLOAD))
 
 
 def _candidates(model: Transformer, site: Site, gpus: int) -> Candidates:
-    plans = enumerate_plans(model, gpus, site.node_gpus)
-    needs = memories(model, plans)
-    return Candidates(plans, needs, (needs.gpu_gib <= site.gpu_gib) & (needs.host_gib <= site.host_gib))
+    plans = PlanArrays(*map(_sealed, enumerate_plans(model, gpus, site.node_gpus)))
+    needs = Memories(*map(_sealed, memories(model, plans)))
+    return Candidates(plans, needs, _sealed((needs.gpu_gib <= site.gpu_gib) & (needs.host_gib <= site.host_gib)))
+
+
+def _sealed(array: NDArray[Number]) -> NDArray[Number]:
+    """Read-only: pages are shared by all books, also those of other runs."""
+    array.flags.writeable = False
+    return array
 
 
 def _where(plans: PlanArrays, rows: NDArray[np.bool_] | Ints) -> PlanArrays:
@@ -333,7 +340,8 @@ def _curve(book: PlanBook, number: int, most_cpus: int, like: Plan | None) -> Cu
     samples = np.zeros(shape)
     for gpus in range(1, book.gpus + 1):
         samples[gpus] = _throughputs(book, number, gpus, most_cpus, like)
-    return Curve(samples, *cheapest(samples))
+    gpus_for, cpus_for = cheapest(samples)
+    return Curve(_sealed(samples), _sealed(gpus_for), _sealed(cpus_for))
 
 
 def _throughputs(book: PlanBook, number: int, gpus: int, most_cpus: int, like: Plan | None) -> Floats:

@@ -14,6 +14,7 @@ from thebes.model.profiles import Profiles, shape_table
 from thebes.perf.base import Times
 from thebes.perf.plans.book import Outlook, PlanBook
 from thebes.perf.plans.measured import GPU_TYPE, measured
+from thebes.perf.plans.transformer import Transformer, catalogue
 
 FIRST_ROWS = 256
 
@@ -47,7 +48,7 @@ class PlanProfiles:
         nodes, _ = shape_table(min(gpus, self.cluster.num_nodes))
         # Shapes on fewer nodes than can hold the gang are never taken, but have their place in the table. A plan that
         # leaves GPUs idle is as spread as a plan of its size can be.
-        nodes = np.minimum(np.maximum(nodes, -(-plan.gpus // self.book.site.node_gpus)), plan.gpus)
+        nodes = np.clip(nodes, self.book.site.fewest_nodes(plan.gpus), plan.gpus)
         outlooks = {int(n): self._outlook(number, plan, int(n), cpus) for n in np.unique(nodes)}
         total_s = np.array([self._seconds(number, outlooks[int(n)], int(n), cpus) for n in nodes])
         wire_share = np.array([outlooks[int(n)].wire_s / outlooks[int(n)].iteration_s for n in nodes])
@@ -61,7 +62,7 @@ class PlanProfiles:
     def _seconds(self, number: int, outlook: Outlook, nodes: int, cpus: int) -> float:
         model, plan = self.book.models[number], outlook.plan
         known = None
-        if self.as_measured:
+        if self.as_measured and _was_measured(model):
             known = measured(model.name, plan, plan.gpus, nodes, cpus=cpus, batch=model.global_batch)
         return outlook.iteration_s if known is None else known
 
@@ -74,6 +75,16 @@ class PlanProfiles:
         for column, values in zip(("compute_s", "inner_s", "wire_s"), times, strict=True):
             getattr(self.table, column)[begin:end] = values
         self.table.first[at + 1] = end
+
+
+def _was_measured(model: Transformer) -> bool:
+    """A model of a user's own may bear the name of one that was measured, and be another."""
+    known = catalogue().get(model.name)
+    return known is not None and _shape(model) == _shape(known)
+
+
+def _shape(model: Transformer) -> tuple[float, ...]:
+    return model.parameters, model.layers, model.hidden, model.heads, model.sequence, model.vocabulary
 
 
 def _twice(table: Profiles, needed: int) -> Profiles:
