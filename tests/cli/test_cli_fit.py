@@ -141,6 +141,14 @@ def test_vtrains_file_is_read_as_it_is(thebes) -> None:
 
 
 @published
+def test_a_model_fitted_on_other_gpus_is_shown_on_these(thebes, tmp_path: Path) -> None:
+    """Its forward pass was fitted on A100s: on the default type `thebes plan` could not use it."""
+    path, saved = SHARED / "vtrain_megatron" / "multi_node.csv", tmp_path / "v.toml"
+    ran = thebes("fit", path, "--model", "gpt-h3072-l30", "--save", saved)
+    assert "--gpu-type A100-80GB" in ran.err
+
+
+@published
 def test_a_file_of_several_models_asks_which(thebes) -> None:
     ran = thebes("fit", SHARED / "morphling_llm" / "placements.csv")
     assert ran.code == 2

@@ -350,6 +350,18 @@ def test_clusters_of_several_kinds_are_refused() -> None:
         )
 
 
+def test_nodes_with_fewer_cpus_than_gpus_are_refused() -> None:
+    with pytest.raises(UserError, match="cpus = 4 for 8 GPUs") as caught:
+        thebes.simulate(planned((0, 1, 1, "vit")), cluster(cpus=4), "fifo", perf=BY_MODEL)
+    assert "cpus = 8 or more" in (caught.value.hint or "")
+
+
+def test_a_gpu_type_that_nobody_knows_is_told() -> None:
+    unknown = uniform("1x8", 1, 1, NodeKind(8, gpu_type="K80"))
+    notes = thebes.simulate(planned((0, 1, 1, "vit")), unknown, "fifo", perf=BY_MODEL).notes
+    assert any("gpu_type K80" in note and "A800-80GB" in note for note in notes)
+
+
 def test_on_a_large_cluster_a_job_can_use_more_than_64_gpus() -> None:
     trace = planned((0, 64, 100, "llama-2-7b"))
     seen: list[int] = []

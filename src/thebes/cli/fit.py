@@ -67,7 +67,8 @@ def fit(
         from thebes.report.files import write_text
 
         write_text(save, as_toml(what, result, site))
-        typer.echo(f"model: {save} (thebes plan {save})", err=True)
+        where = "" if site.gpu_type == "A800-80GB" else f" --gpu-type {site.gpu_type}"
+        typer.echo(f"model: {save} (thebes plan {save}{where})", err=True)
     if target is not None:
         from thebes.report.fit import write_plot
 

@@ -248,12 +248,9 @@ def _print_plans(found: Survey, gpus: int, cpus: int, nodes: int | None) -> None
 
 def _measured(found: Survey, plan: Plan, nodes: int, cpus: int) -> float | None:
     """Seconds per iteration where somebody has measured this plan on this kind of GPU."""
-    from thebes.perf.plans.measured import measured
-    from thebes.perf.plans.site import A800
+    from thebes.perf.plans.measured import as_where_measured, measured_of
 
-    if found.site.gpu_type != A800.gpu_type:
-        return None
-    return measured(found.model.name, plan, plan.gpus, nodes, cpus=cpus, batch=found.model.global_batch)
+    return measured_of(found.model, plan, nodes, cpus) if as_where_measured(found.site) else None
 
 
 def _unusable(found: Survey) -> dict[str, list[int]]:

@@ -23,7 +23,7 @@ from thebes.model.profiles import Profiles
 from thebes.perf.models import Model
 from thebes.perf.plans.book import Outlook, PlanBook
 from thebes.perf.plans.profiles import PlanProfiles
-from thebes.perf.plans.site import Site, site_of
+from thebes.perf.plans.site import A800, Site, known_gpus, site_of
 from thebes.perf.plans.speed import Plans, facts_of
 from thebes.perf.plans.transformer import Transformer, with_batch
 
@@ -162,6 +162,10 @@ def executions_for(
     """
     perf.check(cluster)
     site = site_of(cluster, 0)
+    if site.gpu_type not in known_gpus():
+        notes.append(
+            f"gpu_type {site.gpu_type} is not one that plans know: taken as {A800.gpu_type} with {site.gpu_gib:g} GiB"
+        )
     ids = jobs["job_id"].to_list()
     books: dict[Transformer, int] = {}
     number = np.zeros(len(jobs), dtype=np.int64)

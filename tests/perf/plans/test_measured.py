@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from thebes.model.errors import UserError
 from thebes.model.plan import parse_plan
-from thebes.perf.plans.measured import measured, rows, samples_of
+from thebes.perf.plans.measured import as_where_measured, measured, measured_of, rows, samples_of
 from thebes.perf.plans.samples import parse_samples, rubick_plan
-from thebes.perf.plans.transformer import catalogue
+from thebes.perf.plans.site import A800, site_of_gpu
+from thebes.perf.plans.timing import Constants
+from thebes.perf.plans.transformer import catalogue, find, with_batch
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "profiles"
 published = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data do not lie beside the checkout")
@@ -148,3 +151,27 @@ def test_a_file_that_cannot_be_read_says_where_and_why(text: str, message: str) 
         parse_samples(text, "mine.csv")
     assert message in caught.value.message
     assert caught.value.hint
+
+
+# -- models and sites of one's own ------------------------------------------------------------------------------------
+
+
+def test_a_model_that_only_shares_a_name_was_not_measured() -> None:
+    """Given a small model of the user's that is called gpt-2, then GPT-2's measured times say nothing of it."""
+    gpt2, plan = find("gpt-2"), parse_plan("zero-dp4+ga2")
+    assert measured_of(gpt2, plan, 1, 12.0) == measured("gpt-2", plan, 4, 1)
+    assert measured_of(replace(gpt2, layers=12, hidden=800, parameters=1e8), plan, 1, 12.0) is None
+    assert measured_of(replace(gpt2, constants=Constants(k_bwd=3.0)), plan, 1, 12.0) is None
+
+
+def test_a_model_that_is_renamed_or_accepts_fewer_plans_was_measured_all_the_same() -> None:
+    gpt2, plan = find("gpt-2"), parse_plan("zero-dp4+ga2")
+    other = replace(gpt2, name="gpt-2 (batch 16)", families=frozenset({"zero-dp"}), recompute=False)
+    assert measured_of(other, plan, 1, 12.0) == measured("gpt-2", plan, 4, 1)
+    assert measured_of(with_batch(gpt2, 32), plan, 1, 12.0) is None
+
+
+def test_measured_times_hold_behind_the_same_links_only() -> None:
+    assert as_where_measured(A800)
+    assert not as_where_measured(replace(A800, wire_gb_s=1.25))
+    assert not as_where_measured(site_of_gpu("A100-80GB"))

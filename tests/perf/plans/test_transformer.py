@@ -125,6 +125,18 @@ def test_toml_may_say_plans_constants_and_forward_times(tmp_path: Path) -> None:
     assert model.constants == Constants(k_bwd=2.5)
 
 
+def test_a_model_of_ones_own_gets_fitted_figures_by_its_shape_not_by_its_name_alone(tmp_path: Path) -> None:
+    """Given two files called gpt-2, then only the one with GPT-2's shape has GPT-2's forward pass and constants."""
+    shape = "hidden = 1600\nheads = 25\nsequence = 1024\nglobal_batch = 16\nparameters = 1.5e9\n"
+    same = from_toml(toml(tmp_path, f"layers = 48\n{shape}", "gpt-2.toml"))
+    shorter = from_toml(toml(tmp_path, f"layers = 24\n{shape}", "gpt-2.toml"))
+
+    assert same.forward_s_per_sample == find("gpt-2").forward_s_per_sample
+    assert same.constants == find("gpt-2").constants
+    assert shorter.forward_s_per_sample == ()  # from arithmetic
+    assert shorter.constants != find("gpt-2").constants
+
+
 def test_toml_may_take_the_shape_from_a_config_json(tmp_path: Path) -> None:
     config(tmp_path, **LLAMA_7B)
 

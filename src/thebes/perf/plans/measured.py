@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from thebes.model.plan import ZERO_OFFLOAD, Plan, parse_plan
 from thebes.perf.plans.fit import Sample
+from thebes.perf.plans.site import A800, Site
+from thebes.perf.plans.transformer import Transformer, shipped_name
 
 GPU_TYPE = "A800-80GB"
 MEASURED_CPUS = 12.0  # per GPU
@@ -58,6 +60,17 @@ def _by_place() -> dict[tuple[str, Plan, int], Sample]:
         if not suspicious and (key not in found or found[key].fewest < sample.fewest):
             found[key] = sample
     return found
+
+
+def as_where_measured(site: Site) -> bool:
+    """Whether what was measured holds here: the same GPUs behind the same links."""
+    return (site.gpu_type, site.inner_gb_s, site.wire_gb_s) == (GPU_TYPE, A800.inner_gb_s, A800.wire_gb_s)
+
+
+def measured_of(model: Transformer, plan: Plan, nodes: int, cpus: float) -> float | None:
+    """As `measured`, of a model that may be the user's own: one that only shares a name was not measured."""
+    name = shipped_name(model)
+    return None if name is None else measured(name, plan, plan.gpus, nodes, cpus=cpus, batch=model.global_batch)
 
 
 def measured(

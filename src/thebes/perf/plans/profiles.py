@@ -13,8 +13,7 @@ from thebes.model.plan import Plan
 from thebes.model.profiles import Profiles, shape_table
 from thebes.perf.base import Times
 from thebes.perf.plans.book import Outlook, PlanBook
-from thebes.perf.plans.measured import GPU_TYPE, measured
-from thebes.perf.plans.transformer import Transformer, catalogue
+from thebes.perf.plans.measured import as_where_measured, measured_of
 
 FIRST_ROWS = 256
 
@@ -25,7 +24,7 @@ class PlanProfiles:
     def __init__(self, book: PlanBook, cluster: Cluster, *, as_measured: bool) -> None:
         self.book = book
         self.cluster = cluster
-        self.as_measured = as_measured and book.site.gpu_type == GPU_TYPE
+        self.as_measured = as_measured and as_where_measured(book.site)
         self._rows: dict[tuple[int, Plan, int, int], int] = {}
         self.table = Profiles(
             first=np.zeros(FIRST_ROWS + 1, dtype=np.int64),
@@ -62,8 +61,8 @@ class PlanProfiles:
     def _seconds(self, number: int, outlook: Outlook, nodes: int, cpus: int) -> float:
         model, plan = self.book.models[number], outlook.plan
         known = None
-        if self.as_measured and _was_measured(model):
-            known = measured(model.name, plan, plan.gpus, nodes, cpus=cpus, batch=model.global_batch)
+        if self.as_measured:
+            known = measured_of(model, plan, nodes, cpus)
         return outlook.iteration_s if known is None else known
 
     def _append(self, times: Times) -> None:
@@ -75,16 +74,6 @@ class PlanProfiles:
         for column, values in zip(("compute_s", "inner_s", "wire_s"), times, strict=True):
             getattr(self.table, column)[begin:end] = values
         self.table.first[at + 1] = end
-
-
-def _was_measured(model: Transformer) -> bool:
-    """A model of a user's own may bear the name of one that was measured, and be another."""
-    known = catalogue().get(model.name)
-    return known is not None and _shape(model) == _shape(known)
-
-
-def _shape(model: Transformer) -> tuple[float, ...]:
-    return model.parameters, model.layers, model.hidden, model.heads, model.sequence, model.vocabulary
 
 
 def _twice(table: Profiles, needed: int) -> Profiles:

@@ -22,7 +22,7 @@ from thebes.perf.base import Gang, SpeedModel, Times
 from thebes.perf.models import GANGS, Model, assign_by_gang
 from thebes.perf.plans.book import PlanBook
 from thebes.perf.plans.profiles import PlanProfiles
-from thebes.perf.plans.site import site_of
+from thebes.perf.plans.site import CPUS_PER_GPU, site_of
 from thebes.perf.plans.transformer import Transformer, catalogue, from_toml
 
 TRUTHS = ("measured", "model")
@@ -73,6 +73,12 @@ class Plans(SpeedModel):
             raise UserError(
                 f"{cluster.name}: performance model plans takes clusters of one kind of node, not {cluster.describe()}",
                 hint="leave one kind, or use --perf network",
+            )
+        kind = cluster.kinds[0]
+        if kind.cpus is not None and kind.cpus < kind.gpus:
+            raise UserError(
+                f"{cluster.name}: cpus = {kind.cpus} for {kind.gpus} GPUs of a node: every GPU needs one under plans",
+                hint=f"write cpus = {kind.gpus} or more, or leave it out for {CPUS_PER_GPU * kind.gpus}",
             )
 
     def times(self, gang: Gang) -> Times:

@@ -82,9 +82,31 @@ def catalogue() -> dict[str, Transformer]:
     found: dict[str, Transformer] = {}
     for name, table in tomllib.loads(text).items():
         also = table.pop("also")
-        model = _with_fitted(_from_table({"name": name, **table}, f"models.toml, [{name}]"))
+        model = _with_fitted(_from_table({"name": name, **table}, f"models.toml, [{name}]"), shipped=True)
         found |= dict.fromkeys((name, *also), model)
     return found
+
+
+def shipped_name(model: Transformer) -> str | None:
+    """Which model of the catalogue this is, whatever its batch, its accepted plans and its name here; None: another."""
+    return _by_content().get(_content(model))
+
+
+@cache
+def _by_content() -> dict[Transformer, str]:
+    return {_content(model): model.name for model in catalogue().values()}
+
+
+def _content(model: Transformer) -> Transformer:
+    return replace(model, name="", global_batch=1, families=frozenset(), recompute=True)
+
+
+def _same_shape(model: Transformer, other: Transformer | None) -> bool:
+    """Whether measurements of one tell of the other: a sample takes as long, and as many parameters are sent."""
+    if other is None:
+        return False
+    sizes = all(getattr(model, name) == getattr(other, name) for name in ("layers", "hidden", "heads", "sequence"))
+    return sizes and abs(model.parameters / other.parameters - 1) < 0.05
 
 
 def names() -> tuple[str, ...]:
@@ -124,9 +146,12 @@ def _fitted() -> dict[str, Fitted]:
     return found
 
 
-def _with_fitted(model: Transformer) -> Transformer:
-    """The model with what was fitted for it; what its own file says goes first."""
-    known = _fitted().get(model.name)
+def _with_fitted(model: Transformer, *, shipped: bool = False) -> Transformer:
+    """The model with what was fitted for it; what its own file says goes first.
+
+    A user's model may be called as one that ships: it gets that one's figures only if it has its shape.
+    """
+    known = _fitted().get(model.name) if shipped or _same_shape(model, catalogue().get(model.name)) else None
     pooled = _fitted().get(POOLED)
     constants = known.constants if known else pooled.constants if pooled else Constants()
     return replace(
