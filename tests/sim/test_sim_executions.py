@@ -314,9 +314,15 @@ def test_a_policy_of_plans_wants_the_performance_model_of_plans() -> None:
         ("bert-large", 3, {"plan": ["dp3"]}, "batch 32", "2 or 4 would do"),
         ("bert-large", 4, {"plan": ["dp8"]}, "plan = dp8 takes 8 GPUs, num_gpus = 4", "change one of the two"),
         ("bert-large", 4, {"plan": ["ddp4"]}, "'ddp4' in 'ddp4' is no part of an execution plan", "zero-dp8"),
-        ("bert-large", 7, {}, "no execution plan of bert-large uses 7 GPUs; 4 or 8 would do", "thebes plan bert-large"),
+        (
+            "bert-large",
+            7,
+            {},
+            "uses 7 GPUs: no plan divides batch 32 .*; num_gpus = 4 or 8 would do",
+            "thebes plan bert-large",
+        ),
         ("llama-2-7b", 1, {"plan": ["dp"]}, "plan = dp: llama-2-7b cannot run under it on 1 GPUs", "would do"),
-        ("llama-30b", 1, {}, "no execution plan of llama-30b", "thebes plan llama-30b"),
+        ("llama-30b", 1, {}, "532.7 GiB of host memory per GPU, has 200; num_gpus = 4 would", "thebes plan llama-30b"),
         ("bert-large", 4, {"cpus": [13]}, "cpus = 13 for each GPU, but a node has 96 CPUs for 8 GPUs", "at most 12"),
         ("bert-large", 4, {"cpus": ["few"]}, "cpus = few", "whole number"),
         ("bert-large", 4, {"global_batch": [0]}, "global_batch = 0", "whole number from 1"),
@@ -419,6 +425,12 @@ def test_a_checkpoint_holds_what_the_transformer_says() -> None:
     script = [Wanted((0,), "dp1"), Wanted((), from_s=10), Wanted((0,), "dp1", from_s=20)]
     costs = Costs(suspend_s=0, resume_s=0, resume_s_per_gib=1)
     assert finishes(run(trace, script, costs=costs)) == pytest.approx([110 + 14 * 336e6 / 2**30])
+
+
+def test_a_models_file_that_is_no_toml_says_how_to_write_one() -> None:
+    with pytest.raises(UserError, match=r"perf.models_file: config.json is no .toml file") as caught:
+        thebes.simulate(planned((0, 1, 1, "vit")), cluster(), "fifo", perf=Plans(models_file="config.json"))
+    assert 'config = "config.json"' in (caught.value.hint or "")
 
 
 def test_an_unknown_truth_is_refused() -> None:

@@ -143,12 +143,13 @@ def _print_survey(found: Survey) -> None:
     )
     console.print(_survey_table(found, console.width >= ROOMY))
     if any(row.instead != row.gpus for row in found.rows):
-        console.print("≈ N: N GPUs come within 1 % of it; schedulers give these.", style="dim", highlight=False)
+        console.print("≈ N: N GPUs are as fast, or within 1 %; schedulers give these.", style="dim", highlight=False)
     for reason, counts in _unusable(found).items():
         console.print(f"not {_ranges(counts)}: {reason}", style="dim", highlight=False)
     some = found.rows[-1].gpus
+    so_many = f"{some} GPU{'s' * (some != 1)}"
     tell = "CPUs: more per GPU bring less than 1 %" + ("" if console.width >= ROOMY else "; no: plans rejected")
-    console.print(f"{tell}. `--why {some}` shows every plan on {some} GPUs.", style="dim", highlight=False)
+    console.print(f"{tell}. `--why {some}` shows every plan on {so_many}.", style="dim", highlight=False)
 
 
 def _survey_table(found: Survey, roomy: bool) -> Table:

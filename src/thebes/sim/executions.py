@@ -25,6 +25,7 @@ from thebes.perf.plans.book import Outlook, PlanBook
 from thebes.perf.plans.profiles import PlanProfiles
 from thebes.perf.plans.site import A800, Site, known_gpus, site_of
 from thebes.perf.plans.speed import Plans, facts_of
+from thebes.perf.plans.survey import why_none
 from thebes.perf.plans.transformer import Transformer, with_batch
 
 # A plan may be named by its type alone: so many GPUs as the job has, accumulation as its memory needs.
@@ -339,8 +340,11 @@ def _no_plan(book: PlanBook, number: int, gpus: int, cpus: int) -> str:
         return f"plan = {best.plan} would do"
     most = book.most_gpus(number)
     usable = [g for g in range(1, most + 1) if book.best(number, g, -(-g // book.site.node_gpus), cpus)]
+    alone = PlanBook((book.models[number],), book.site, book.gpus)
+    why = why_none(alone, gpus, -(-gpus // book.site.node_gpus), cpus)
     if not usable:
-        return f"no execution plan of {model} fits into this cluster's memory"
+        return f"no execution plan of {model} fits into this cluster's memory: {why}"
     below = [g for g in usable if g < gpus][-1:]
     above = [g for g in usable if g > gpus][:1]
-    return f"no execution plan of {model} uses {gpus} GPUs; {' or '.join(str(g) for g in below + above)} would do"
+    would = " or ".join(str(g) for g in below + above)
+    return f"no execution plan of {model} uses {gpus} GPUs: {why}; num_gpus = {would} would do"

@@ -56,7 +56,14 @@ class Plans(SpeedModel):
     @cached_property
     def transformers(self) -> Mapping[str, Transformer]:
         """What can be trained, by every name that it has."""
-        own = [from_toml(Path(name.strip())) for name in self.models_file.split(",") if name.strip()]
+        files = [Path(name.strip()) for name in self.models_file.split(",") if name.strip()]
+        for path in files:
+            if path.suffix != ".toml":
+                raise UserError(
+                    f"perf.models_file: {path} is no .toml file",
+                    hint='a .toml with config = "config.json" and global_batch = 8 takes its shape from a config.json',
+                )
+        own = [from_toml(path) for path in files]
         return dict(catalogue()) | {model.name: model for model in own}
 
     def models(self) -> Mapping[str, Model]:

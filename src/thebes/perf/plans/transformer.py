@@ -125,7 +125,7 @@ def find(name: str, batch: int | None = None) -> Transformer:
         if known is None:
             raise UserError(
                 f"unknown model '{name}'",
-                hint=f"{nearest(name, names())} Your own: a file such as my-model.toml or config.json",
+                hint=f"{nearest(name, names())}; or a file of your own, such as my-model.toml or config.json",
             )
         model = known
     return model if batch is None else with_batch(model, batch)
