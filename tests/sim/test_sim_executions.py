@@ -433,6 +433,17 @@ def test_a_models_file_that_is_no_toml_says_how_to_write_one() -> None:
     assert 'config = "config.json"' in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize("policy", ["rubick", "rubick-r", "sia-like"])
+def test_a_job_that_says_how_far_it_is_elastic_is_taken_at_its_word(policy: str) -> None:
+    """Given six jobs on a crowded cluster and one that is alone; then nobody has fewer or more GPUs than it said."""
+    jobs = [(0, 4, 3000, "gpt-2")] * 6 + [(20_000, 4, 3000, "gpt-2")]
+    trace = planned(*jobs, min_gpus=[4, 2, 4, 2, 4, 2, 2], max_gpus=[4, 4, 8, 8, 4, 4, 4])  # type: ignore[arg-type]
+    result = thebes.simulate(trace, cluster(2), policy, perf=BY_MODEL)
+    held = result.events.filter(pl.col("kind").is_in(["start", "resume", "resize"]))
+    least, most = ([trace.jobs[column][job] for job in held["job"]] for column in ("min_gpus", "max_gpus"))
+    assert all(low <= gpus <= high for low, gpus, high in zip(least, held["gpus"], most, strict=True))
+
+
 def test_an_unknown_truth_is_refused() -> None:
     with pytest.raises(UserError, match=r"unknown perf\.truth 'guess'"):
         Plans(truth="guess")

@@ -125,18 +125,20 @@ def configurations_of(view: View) -> list[Configurations]:
     most = usable_gpus(view.machine)
     asked = zip(
         jobs.model.tolist(), jobs.asked_plan.tolist(), jobs.asked_cpus.tolist(), jobs.width.tolist(),
-        jobs.max_gpus.tolist(), strict=True,
+        jobs.min_gpus.tolist(), jobs.max_gpus.tolist(), strict=True,
     )  # fmt: skip
     found: list[Configurations] = []
-    for number, code, cpus, width, limit in asked:
-        key = (number, code, cpus, width)
+    for key in asked:
         if key not in known:
-            known[key] = configurations(view.plans, number, code, cpus, width, min(limit, most))
+            number, code, cpus, width, least, limit = key
+            known[key] = configurations(view.plans, number, code, cpus, width, min(limit, most), least)
         found.append(known[key])
     return found
 
 
-def configurations(book: PlanBook, number: int, code: int, cpus: int, width: int, most: int) -> Configurations:
+def configurations(
+    book: PlanBook, number: int, code: int, cpus: int, width: int, most: int, least: int = 1
+) -> Configurations:
     """Any number of GPUs of one node, whole nodes above, and whole replicas of a model that is divided.
 
     Of these, what a plan of the asked type can use. Sia scales hybrid-parallel jobs by replicas, too; without those
@@ -144,9 +146,10 @@ def configurations(book: PlanBook, number: int, code: int, cpus: int, width: int
     """
     asked, size = plan_of(code), book.site.node_gpus
     replica = asked.tp * asked.pp
-    gpus = {*range(1, size + 1), *range(size, most + 1, size), asked.gpus, width}
+    gpus = {*range(1, size + 1), *range(size, most + 1, size)}
     if replica > 1:
         gpus |= {*range(replica, most + 1, replica)}
+    gpus = {count for count in gpus if count >= least} | {asked.gpus, width}
     rows: list[tuple[int, float, int]] = []
     for count in sorted(gpus):
         nodes = book.site.fewest_nodes(count)

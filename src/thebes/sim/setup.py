@@ -104,7 +104,10 @@ def prepare(
         assigned = not any(jobs["model"].to_list()) if "model" in jobs.columns else True
         executions = executions_for(perf, cluster, jobs, gpus, models, trace.name, assigned=assigned, notes=notes)
         if changes_plans:
-            min_gpus, max_gpus = np.ones_like(gpus), executions.most_gpus(gpus)
+            # Plans make every job elastic, as far as the trace does not say how far.
+            most = executions.most_gpus(gpus)
+            min_gpus = np.where(_says(jobs, "min_gpus"), min_gpus, 1)
+            max_gpus = np.where(_says(jobs, "max_gpus"), np.minimum(max_gpus, most), most)
         profiles = profiles_of_plans(executions.profiles, cluster, executions.number, executions.asked, gpus)
         models, facts = [*executions.models], executions.facts
     else:
@@ -171,6 +174,11 @@ def _elastic(
             )
         bounds.append(np.minimum(given, cluster.total_gpus))
     return bounds[0], np.maximum(bounds[1], gpus)
+
+
+def _says(jobs: pl.DataFrame, column: str) -> NDArray[np.bool_]:
+    """Per job, whether the trace fills in this column."""
+    return jobs[column].is_not_null().to_numpy() if column in jobs.columns else np.zeros(len(jobs), dtype=np.bool_)
 
 
 def _allowed_kinds(jobs: pl.DataFrame, cluster: Cluster, ignore_gpu_type: bool) -> NDArray[np.int64]:
