@@ -25,7 +25,7 @@ from thebes.policy.antman_like import Admitted, AntManLike
 from thebes.policy.sia_like import SiaLike, choose, configurations
 from thebes.policy.synergy_like import Needs, SynergyLike, deal_cpus
 from thebes.sim.costs import FREE_OF_COST, Costs
-from workloads import effort, finishes, mixed_cluster, story
+from workloads import effort, finishes, story
 
 BY_MODEL = Plans(truth="model")
 FREE: dict[str, Any] = {"perf": BY_MODEL, "costs": FREE_OF_COST}
@@ -149,13 +149,6 @@ def test_a_lone_job_is_asked_about_twice_and_no_more(name: str) -> None:
     trace = jobs((0, 8, 5000, "bert-large"), plan=["dp8"])
     watch(trace, nodes_of_8(), BASELINES[name], lambda _, view, __: seen.append(view.now_s), **FREE)
     assert seen == [0.0]
-
-
-@pytest.mark.parametrize("policy", [SiaLike(), SynergyLike(), AntManLike()], ids=lambda policy: policy.name)
-def test_one_kind_of_node_is_all_that_they_take(policy: Policy) -> None:
-    with pytest.raises(UserError, match=f"{policy.name}: the cluster has 2 kinds of nodes") as caught:
-        policy.check(mixed_cluster(), ("A",))
-    assert "8x8" in caught.value.hint
 
 
 @pytest.mark.parametrize(

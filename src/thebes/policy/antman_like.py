@@ -73,11 +73,6 @@ class AntManLike(Policy):
         object.__setattr__(self, "_quotas", quotas)
 
     def check(self, cluster: Cluster, tenants: tuple[str, ...]) -> None:
-        if len(cluster.kinds) > 1:
-            raise UserError(
-                f"antman-like: the cluster has {len(cluster.kinds)} kinds of nodes, this policy hands out one",
-                hint="give it nodes of one kind, for instance 8x8",
-            )
         for name in self._quotas:
             if name not in tenants:
                 raise UserError(f"antman-like: quotas name '{name}', which no job is of", hint=nearest(name, tenants))

@@ -16,9 +16,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.cluster import Cluster
 from thebes.model.decision import NOT_CHOSEN, Decision
-from thebes.model.errors import UserError
 from thebes.model.jobs import NEVER
 from thebes.model.machine import copy_of
 from thebes.model.parameters import parameter
@@ -74,13 +72,6 @@ class SiaLike(Policy):
     unserved: float = parameter(
         1.1, "cost of a job without GPUs (Sia's lambda), where a job of one GPU on that GPU costs 1", low=1
     )
-
-    def check(self, cluster: Cluster, tenants: tuple[str, ...]) -> None:
-        if len(cluster.kinds) > 1:
-            raise UserError(
-                f"sia-like: the cluster has {len(cluster.kinds)} kinds of nodes, this policy divides one kind of GPU",
-                hint="give it nodes of one kind, for instance 8x8",
-            )
 
     def decide(self, view: View) -> Decision:
         held = held_gpus(view)

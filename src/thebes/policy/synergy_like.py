@@ -15,7 +15,6 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.cluster import Cluster
 from thebes.model.decision import BEHIND, NO_GPUS, Decision
 from thebes.model.errors import UserError, nearest
 from thebes.model.jobs import NEVER
@@ -74,13 +73,6 @@ class SynergyLike(Policy):
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
             raise UserError(f"synergy-like: order={self.order} is unknown", hint=nearest(self.order, ORDERS))
-
-    def check(self, cluster: Cluster, tenants: tuple[str, ...]) -> None:
-        if len(cluster.kinds) > 1:
-            raise UserError(
-                f"synergy-like: the cluster has {len(cluster.kinds)} kinds of nodes, this policy deals one",
-                hint="give it nodes of one kind, for instance 8x8",
-            )
 
     def decide(self, view: View) -> Decision:
         jobs, las = view.jobs, self.order == "las"

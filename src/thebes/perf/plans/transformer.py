@@ -194,14 +194,8 @@ def from_toml(path: Path) -> Transformer:
 
 def from_hf_config(path: Path, global_batch: int | None = None, name: str = "") -> Transformer:
     """The model of a Hugging Face config.json; the batch is not in there and has to be given."""
-    where = str(path)
-    try:
-        config = json.loads(_read(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not valid JSON: {error}", hint="expected a Hugging Face config.json") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{where}: not a JSON object", hint="expected a Hugging Face config.json")
-    shape = _shape(cast("dict[str, Any]", config), where)
+    where, config = str(path), _read_config(path)
+    shape = _shape(config, where)
     if global_batch is None:
         raise UserError(
             f"{where}: a config.json does not say the global batch", hint="add --batch 8, samples per iteration"
@@ -217,14 +211,18 @@ def _from_config_and_more(table: dict[str, Any], path: Path) -> Transformer:
     if not isinstance(table["config"], str):
         raise UserError(f"{where}: config = {table['config']!r} is not a path", hint='write config = "config.json"')
     config_path = path.parent / table["config"]
-    try:
-        config = json.loads(_read(config_path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{config_path}: not valid JSON: {error}", hint="expected a Hugging Face config.json") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{config_path}: not a JSON object", hint="expected a Hugging Face config.json")
     own = {key: value for key, value in table.items() if key != "config"}
-    return _from_table({"name": path.stem, **_shape(cast("dict[str, Any]", config), str(config_path)), **own}, where)
+    return _from_table({"name": path.stem, **_shape(_read_config(config_path), str(config_path)), **own}, where)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(_read(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not valid JSON: {error}", hint="expected a Hugging Face config.json") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: not a JSON object", hint="expected a Hugging Face config.json")
+    return cast("dict[str, Any]", config)
 
 
 def _read(path: Path) -> str:
