@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from planned_referee import PlanRecorder, Referee
 
 from thebes import Decision, Policy, Trace, View, simulate
 from thebes.model.cluster import NodeKind, uniform
+from thebes.model.jobs import HELD
 from thebes.model.parameters import parameter
 from thebes.model.plan import plan_of
+from thebes.model.profiles import shape_of
 from thebes.model.view import PLANS
+from thebes.perf.contention import OVERLAPS, Contention
 from thebes.perf.plans.speed import Plans
+from thebes.placement import find as find_placement
 from thebes.sim.costs import FREE_OF_COST, Costs
+from thebes.sim.loop import ASK, Loop
+from thebes.sim.setup import build_world, prepare
+from thebes.sim.world import World
 from workloads import effort
 
 # Twelve GPUs whose nodes have CPUs to be fought for.
@@ -70,6 +78,8 @@ class PlanChaos(Policy):
                 cpus = int(jobs.cpus[i])
             elif names_cpus:
                 cpus = int(dice.integers(1, max(2, most + 1)))
+            if stays and plan_of(plan).gpus < len(gpus):
+                cpus = min(cpus, site.cpus_per_gpu)  # more may not be there on the nodes that its plan needs
             if cpus > most:
                 continue
             if names_plans and not calm and not (stays and dice.random() < 0.5):
@@ -77,8 +87,6 @@ class PlanChaos(Policy):
                 if not fits:
                     continue
                 plan = fits[int(dice.integers(len(fits)))].plan.code
-            if names_plans and plan_of(plan).gpus != len(gpus):
-                continue  # a plan that was stretched cannot be named
             free[gpus] = False
             free_cpus = free_cpus - cpus * on_node
             wanted[int(jobs.rows[i])] = (gpus, plan, cpus)
@@ -117,18 +125,12 @@ jobs = st.tuples(
 )
 
 
-@given(
-    wishes=st.lists(jobs, min_size=1, max_size=8),
-    costs=st.sampled_from(sorted(COSTS)),
-    seed=st.integers(0, 1000),
-)
-@effort(100, suppress_health_check=[HealthCheck.too_slow])
-def test_the_account_adds_up_whatever_happens_to_plans(
-    wishes: list[tuple[int, tuple[str, int, str], float, int, int | None]], costs: str, seed: int
-) -> None:
-    """Given a policy that changes plans, GPUs and CPUs at random, the referee confirms every figure."""
+Wishes = list[tuple[int, tuple[str, int, str], float, int, int | None]]
+
+
+def trace_of_wishes(wishes: Wishes) -> Trace:
     wishes = sorted(wishes, key=lambda wish: wish[0])
-    trace = Trace.of(
+    return Trace.of(
         "planned",
         {
             "job_id": [f"j{i}" for i in range(len(wishes))],
@@ -141,7 +143,49 @@ def test_the_account_adds_up_whatever_happens_to_plans(
             "global_batch": [wish[4] for wish in wishes],
         },
     )
+
+
+@given(
+    wishes=st.lists(jobs, min_size=1, max_size=8),
+    costs=st.sampled_from(sorted(COSTS)),
+    seed=st.integers(0, 1000),
+)
+@effort(100, suppress_health_check=[HealthCheck.too_slow])
+def test_the_account_adds_up_whatever_happens_to_plans(wishes: Wishes, costs: str, seed: int) -> None:
+    """Given a policy that changes plans, GPUs and CPUs at random, the referee confirms every figure."""
+    trace = trace_of_wishes(wishes)
     recorder = PlanRecorder(PlanChaos(seed))
     result = simulate(trace, CLUSTER, recorder, costs=COSTS[costs], perf=Plans(truth="model"))
     order = result.jobs["duration_s"].to_list()
     Referee(CLUSTER, recorder, COSTS[costs], order).confirm(result)
+
+
+@given(wishes=st.lists(jobs, min_size=2, max_size=8), seed=st.integers(0, 1000), overlap=st.sampled_from(OVERLAPS))
+@effort(40, suppress_health_check=[HealthCheck.too_slow])
+def test_the_wires_carry_what_the_plans_of_those_who_sit_there_send(wishes: Wishes, seed: int, overlap: str) -> None:
+    """Given jobs that change plans and CPUs where they sit; at every instant loads and speeds are as looked up anew."""
+    law, placement = Contention(on=True, overlap=overlap), find_placement("consolidate")()
+    work = prepare(trace_of_wishes(wishes), CLUSTER, placement, Plans(truth="model"), seed=0, changes_plans=True)
+    world = build_world(work, CLUSTER, placement, COSTS["checkpoint"], 0, contention=law)
+    running = Loop(world, CLUSTER, PlanChaos(seed), checks=True, executions=work.executions)
+    while running.run(1) == ASK:
+        look_at_the_wires(running.world, law)
+
+
+def look_at_the_wires(world: World, law: Contention) -> None:
+    table, load = world.neighbours.profiles, np.zeros(CLUSTER.num_nodes)
+    sits: list[tuple[Any, float, float, float, list[int]]] = []
+    for job in world.table.jobs[world.table.jobs["phase"] == HELD]:
+        at = int(table.first[job["plan_profile"]]) + shape_of(int(job["nodes"]), int(job["tier"]))
+        compute_s, wire_s = table.compute_s[at], table.wire_s[at]
+        talks = 0.0 if wire_s == 0 else wire_s / (compute_s + wire_s) if law.overlap == "expected" else 1.0
+        slots = world.table.slots[job["first_slot"] : job["first_slot"] + job["width"]]
+        nodes = sorted(set(CLUSTER.gpu_node[slots].tolist()))
+        talks = talks if len(nodes) > 1 else 0.0
+        load[nodes] += talks
+        sits.append((job, compute_s, wire_s, talks, nodes))
+    assert world.neighbours.node_load.tolist() == pytest.approx(load.tolist(), abs=1e-9)
+    for job, compute_s, wire_s, talks, nodes in sits:
+        most = max(1.0, *(1.0 + load[node] - talks for node in nodes))
+        slow = most + (min(most, law.cap) - 1.0) * law.eta if len(nodes) > 1 else 1.0
+        assert job["speed"] == pytest.approx(job["full_s"] / (compute_s + wire_s * slow))
