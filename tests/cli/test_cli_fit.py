@@ -93,6 +93,12 @@ def test_a_model_of_ones_own(thebes, tmp_path: Path) -> None:
     assert found["mean_error"] < 0.02
 
 
+def test_on_other_gpus_a_note_says_whose_links_are_assumed(thebes, bert: Path) -> None:
+    note = "what links and kernels reach of their data sheets is known of A800-80GB only"
+    assert note not in thebes("fit", bert).err
+    assert note in thebes("fit", bert, "--gpu-type", "H100").err
+
+
 def test_gzip_is_read_as_it_is(thebes, bert: Path, tmp_path: Path) -> None:
     packed = tmp_path / "bert.csv.gz"
     packed.write_bytes(gzip.compress(bert.read_bytes()))

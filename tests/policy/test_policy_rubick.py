@@ -24,7 +24,7 @@ from thebes.policy.rubick_curves import Room
 from thebes.policy.rubick_library import Demand, Freedom, Library
 from thebes.sim.costs import Costs
 from thebes.trace import read
-from workloads import effort, mixed_cluster, shared_data, story
+from workloads import effort, shared_data, story
 
 BY_MODEL = Plans(truth="model")
 MODELS = ("vit", "roberta-large", "bert-large", "t5", "gpt-2", "llama-2-7b")
@@ -394,13 +394,27 @@ def test_quotas_that_make_no_sense_are_refused(quotas: str, words: tuple[str, ..
 def test_a_promise_beyond_the_quota_is_refused() -> None:
     trace = jobs((0, 8, 10, "gpt-2"), vc=["A"], guaranteed=[1])
     text = refusal(trace, nodes_of_8(), RubickN(quotas="A=4"))
-    assert "a guaranteed job of 'A' needs 8 GPUs for the speed that it asked for, the quota of 'A' is 4" in text
+    assert "a guaranteed job of 'A' (row 0, 8 GPUs) needs 8 GPUs for the speed that it asked for, the quota of" in text
     assert "set quotas=A=8 or more, or guaranteed=0" in text
 
 
-def test_a_cluster_of_two_kinds_is_refused() -> None:
-    with pytest.raises(UserError, match="2 kinds of nodes"):
-        Rubick().check(mixed_cluster(), ("",))
+def test_quotas_beyond_the_cluster_are_refused() -> None:
+    trace = jobs((0, 8, 10, "gpt-2"), vc=["A"], guaranteed=[1])
+    text = refusal(trace, nodes_of_8(1), Rubick(quotas="A=9"))
+    assert text.startswith("rubick: the quotas add up to 9 GPUs, the cluster has 8")
+
+
+@pytest.mark.parametrize("guaranteed", [0, 1])
+@pytest.mark.parametrize("policy", ["rubick", "rubick-e", "rubick-r", "rubick-n", "sia-like", "synergy-like"])
+def test_gpus_that_no_plan_uses_stop_nobody(policy: str, guaranteed: int) -> None:
+    """Given a trace without models whose jobs ask for 3 and 7 GPUs, then all of them run, some GPUs idle."""
+    columns = {
+        "job_id": ["a", "b", "c"], "submit_time": [0.0, 10.0, 20.0], "num_gpus": [3.0, 7.0, 1.0],
+        "duration": [500.0] * 3, "guaranteed": [guaranteed] * 3,
+    }  # fmt: skip
+    for seed in range(3):
+        result = simulate(Trace.of("odd", columns), nodes_of_8(2), policy, perf="plans", seed=seed)
+        assert result.metrics["completed"] == 3
 
 
 def test_a_promise_of_a_plan_that_cannot_run_is_refused() -> None:

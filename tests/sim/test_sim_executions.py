@@ -457,3 +457,21 @@ def test_gandiva_grows_a_job_by_the_same_mechanism_as_rubick() -> None:
     assert [kind for _, _, kind in story(result)] == ["submit", "start", "resize", "finish"]
     assert result.events["plan"].to_list() == ["dp4", "dp4", "dp8", "dp8"]
     assert result.jobs["jct_s"][0] < 4000
+
+
+def test_jobs_that_cannot_run_as_they_ask_are_counted_and_can_be_left_out() -> None:
+    """Given a trace for nodes of eight GPUs on nodes of four: two jobs' tensor parallelism does not fit there."""
+    small = uniform("4x4", 1, 4, NodeKind(4, gpu_type="A800-80GB", gpu_memory_gib=80, cpus=48, memory_gib=800))
+    trace = planned(*[(0, 8, 10, "llama-2-7b")] * 3, plan=["dp1+tp8", "zero-dp8", "dp1+tp8"])
+    with pytest.raises(UserError, match=r"job j0: plan = .*2 of 3 jobs cannot run here as they ask to") as caught:
+        thebes.simulate(trace, small, "fifo", perf=BY_MODEL)
+    assert "--skip-oversize leaves such jobs out" in caught.value.hint
+    result = thebes.simulate(trace, small, "fifo", perf=BY_MODEL, skip_oversize=True)
+    assert result.jobs["job_id"].to_list() == ["j1"]
+    assert "2 of 3 jobs left out: they cannot run here as they ask (--skip-oversize)" in result.notes
+
+
+def test_what_plans_take_a_gpu_for_holds_for_policies_that_share_gpus() -> None:
+    """Given 8x8 without a GPU type, which plans take for A800s of 80 GB: then a job of 70 GiB finds room."""
+    trace = planned((0, 4, 10, "llama-2-7b"), plan=["zero-dp4+ga2"])
+    assert finishes(thebes.simulate(trace, "1x8", "srsf-1", perf=BY_MODEL)) == pytest.approx([10], rel=0.2)

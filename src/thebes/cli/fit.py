@@ -212,8 +212,18 @@ def _print(result: Fit, site: Site, all_rows: bool) -> None:
             style="yellow" if abs(error) > 0.1 else None,
         )
     console.print(table)
-    for warning in result.warnings:
+    for warning in (*result.warnings, *_elsewhere(site)):
         typer.echo(f"note: {warning}", err=True)
+
+
+def _elsewhere(site: Site) -> tuple[str, ...]:
+    from thebes.perf.plans.site import A800
+
+    if site.gpu_type == A800.gpu_type:
+        return ()
+    return (
+        f"what links and kernels reach of their data sheets is known of {A800.gpu_type} only, not of {site.gpu_type}",
+    )
 
 
 # What programs read.

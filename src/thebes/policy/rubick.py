@@ -115,15 +115,16 @@ class Rubick(Policy):
         object.__setattr__(self, "_quotas", quotas)
 
     def check(self, cluster: Cluster, tenants: tuple[str, ...]) -> None:
-        """One kind of GPU, and quotas of tenants that there are."""
-        if len(cluster.kinds) > 1:
-            raise UserError(
-                f"{self.name}: the cluster has {len(cluster.kinds)} kinds of nodes, its plan book knows one",
-                hint="give it nodes of one kind, for instance 8x8",
-            )
+        """Quotas of tenants that there are, and of GPUs that there are."""
         for name in self._quotas:
             if name not in tenants:
                 raise UserError(f"{self.name}: quotas name '{name}', which no job is of", hint=nearest(name, tenants))
+        promised = sum(self._quotas.values())
+        if promised > cluster.total_gpus:
+            raise UserError(
+                f"{self.name}: the quotas add up to {promised:g} GPUs, the cluster has {cluster.total_gpus}",
+                hint="quotas are guaranteed: lower one of them",
+            )
 
     def decide(self, view: View) -> Decision:
         memory = view.memory if isinstance(view.memory, Memory) else Memory()
@@ -203,9 +204,10 @@ class Rubick(Policy):
             if tenant >= len(left):
                 continue
             if least > self._quotas.get(names[tenant], np.inf):
+                whose, quota = f"'{names[tenant]}'", self._quotas[names[tenant]]
                 raise UserError(
-                    f"{self.name}: a guaranteed job of '{names[tenant]}' needs {least} GPUs for the speed that it "
-                    f"asked for, the quota of '{names[tenant]}' is {self._quotas[names[tenant]]:g}: it can never start",
+                    f"{self.name}: a guaranteed job of {whose} (row {jobs.rows[j]}, {jobs.gpus[j]} GPUs) needs {least} "
+                    f"GPUs for the speed that it asked for, the quota of {whose} is {quota:g}: it can never start",
                     hint=f"set quotas={names[tenant]}={least} or more, or guaranteed=0 for this job",
                 )
             if left[tenant] >= least or jobs.running[j]:
@@ -365,7 +367,7 @@ def _seats(view: View, library: Library, curves: Sequence[Curve], gpus: Sequence
         nodes, counts = _spread(node_of[mine])
         footing = library.held(curves[j], models[j], plans[j], len(nodes), max(counts), len(mine))
         if footing.cpus > cpus[j] > 0:  # a new fit asks for more than there may be: they are dealt later
-            fewer = library.look(models[j], plans[j], exactly=True)(len(mine), len(nodes), cpus[j])
+            fewer = library.look_at(models[j], plans[j], len(mine))(len(mine), len(nodes), cpus[j])
             footing = (fewer or footing)._replace(cpus=cpus[j])
         seats.append(Seat(nodes, counts, footing))
     return seats
@@ -390,7 +392,7 @@ def _cpu_looks(now: Situation, board: Board) -> Any:
 
     def with_cpus(j: int, cpus: int) -> Footing | None:
         seat = board.seats[j]
-        look = now.library.look(models[j], seat.footing.plan, exactly=True)
+        look = now.library.look_at(models[j], seat.footing.plan, seat.gpus)
         return look(seat.gpus, len(seat.nodes), cpus)
 
     return with_cpus

@@ -38,7 +38,7 @@ class Library:
     def __init__(self, book: PlanBook, room: Room, freedom: Freedom, doubt: float = 0.0) -> None:
         self.book, self.room, self.freedom = book, room, freedom
         self.doubt = doubt  # how far predictions of two plans may be apart from what is true
-        self._looks: dict[tuple[int, int, bool], Look] = {}
+        self._looks: dict[tuple[int, int, int], Look] = {}
         self._references: dict[int, float] = {}
         self._curves: dict[tuple[int | float, ...], Curve] = {}
         self._jobs: dict[Demand, Curve] = {}
@@ -51,12 +51,18 @@ class Library:
             return None
         return Footing(found.samples_s / self.reference(number), cpus, found.host_gib, found.plan.code)
 
-    def look(self, number: int, like: int = NO_PLAN, *, exactly: bool = False) -> Look:
-        """The best plan of all, the best of one type, or one plan and no other."""
-        key = (number, like, exactly)
+    def look(self, number: int, like: int = NO_PLAN) -> Look:
+        """The best plan of all, or the best of one type."""
+        key = (number, like, 0)
         if key not in self._looks:
-            plan = plan_of(like) if like != NO_PLAN else None
-            self._looks[key] = self._exactly(number, plan) if exactly and plan else self._best(number, plan)
+            self._looks[key] = self._best(number, plan_of(like) if like != NO_PLAN else None)
+        return self._looks[key]
+
+    def look_at(self, number: int, code: int, on: int) -> Look:
+        """One plan and no other. On `on` GPUs, where its job has it already, it may leave some of them idle."""
+        key = (number, code, on)
+        if key not in self._looks:
+            self._looks[key] = self._exactly(number, plan_of(code), on)
         return self._looks[key]
 
     def _best(self, number: int, like: Plan | None) -> Look:
@@ -66,11 +72,12 @@ class Library:
 
         return look
 
-    def _exactly(self, number: int, plan: Plan) -> Look:
+    def _exactly(self, number: int, plan: Plan, on: int) -> Look:
         @cache
         def look(gpus: int, nodes: int, cpus: int) -> Footing | None:
-            found = self.book.of(number, plan, nodes, cpus) if plan.gpus == gpus else None
-            return self._footing(number, found, cpus)
+            if plan.gpus != gpus and not plan.gpus < gpus == on:
+                return None
+            return self._footing(number, self.book.of(number, plan, min(nodes, plan.gpus), cpus), cpus)
 
         return look
 
@@ -94,7 +101,7 @@ class Library:
             found = self.look(demand.model)(demand.gpus, nodes, cpus)
             why = "no plan uses exactly so many"
         else:
-            found = self.look(demand.model, demand.plan, exactly=True)(demand.gpus, nodes, cpus)
+            found = self.look_at(demand.model, demand.plan, demand.gpus)(demand.gpus, nodes, cpus)
             why = self.book.why_not(demand.model, plan_of(demand.plan), nodes, cpus)
         if found is None:
             raise UserError(
@@ -125,14 +132,23 @@ class Library:
         fixed = 0 if resources else demand.gpus
         key = (number, like, fixed, cpus, sla, demand.plan if sla > 0.0 else NO_PLAN, demand.least, demand.most)
         if key not in self._curves:
-            look = self.look(number, like, exactly=not resources)
             levels = [demand.gpus] if fixed else self._levels(demand, like)
-            own = self.look(number, demand.plan, exactly=True) if sla > 0.0 else None
+            look = self._fixed(demand) if fixed else self.look(number, like)
+            own = self.look_at(number, demand.plan, demand.gpus) if sla > 0.0 and demand.plan != NO_PLAN else None
             curve = Curve(levels, look, self.room, sla=sla, cpus=cpus, own=own, doubt=self.doubt)
             if not curve.levels:
                 raise UserError(self._why_never(demand, sla), hint=self._hint_never(demand, like))
             self._curves[key] = curve
         return self._curves[key]
+
+    def _fixed(self, demand: Demand) -> Look:
+        """On the GPUs asked for: the user's plan, or the best one; where none uses them all, the user's leaves some."""
+        if demand.plan == NO_PLAN:
+            return self.look(demand.model)
+        own, best = self.look_at(demand.model, demand.plan, demand.gpus), self.look(demand.model)
+        if not self.freedom.plans:
+            return own
+        return lambda gpus, nodes, cpus: best(gpus, nodes, cpus) or own(gpus, nodes, cpus)
 
     def _levels(self, demand: Demand, like: int) -> list[int]:
         """GPU counts that the book finds worth having; a promise may need one that is within 1 % of a smaller one."""
@@ -170,7 +186,7 @@ class Library:
     def _find_held(self, curve: Curve, number: int, plan: int, nodes: int, each: int, gpus: int) -> Footing:
         if plan == NO_PLAN:
             return Footing(curve.rate(gpus), 1, 0.0, plan)
-        look = self.look(number, plan, exactly=True)
+        look = self.look_at(number, plan, gpus)
         for sla in (curve.sla, 0.0):  # below its promise it still runs as it does
             single = Curve((), _on(look, gpus), self.room, sla=sla, cpus=curve.cpus)
             found = single.footing((nodes, each))

@@ -23,7 +23,7 @@ from thebes.model.profiles import Profiles
 from thebes.perf.models import Model
 from thebes.perf.plans.book import Outlook, PlanBook
 from thebes.perf.plans.profiles import PlanProfiles
-from thebes.perf.plans.site import A800, Site, known_gpus, site_of
+from thebes.perf.plans.site import A800, known_gpus, site_of
 from thebes.perf.plans.speed import Plans, facts_of
 from thebes.perf.plans.survey import why_none
 from thebes.perf.plans.transformer import Transformer, with_batch
@@ -37,6 +37,15 @@ _TYPES: Mapping[str, Plan] = {
     "zero-offload": Plan(zero=ZERO_OFFLOAD),
     "zero-offload+gc": Plan(zero=ZERO_OFFLOAD, gc=True),
 }
+
+
+class CannotRun(UserError):  # noqa: N818 - reads as what it says
+    """Jobs whose own plan, GPUs or CPUs these nodes cannot give them: the first of them in words, and all positions."""
+
+    def __init__(self, first: UserError, positions: list[int], jobs: int) -> None:
+        others = f" ({len(positions)} of {jobs} jobs cannot run here as they ask to)" if len(positions) > 1 else ""
+        super().__init__(first.message + others, hint=f"{first.hint}; --skip-oversize leaves such jobs out")
+        self.positions = positions
 
 
 @dataclass(frozen=True)
@@ -175,16 +184,22 @@ def executions_for(
         chosen = _transformer(perf, model, batch, accepted, f"{name}: job {ids[i]}")
         number[i] = books.setdefault(chosen, len(books))
     book = PlanBook(tuple(books), site, cluster.total_gpus)
-    cpus = _cpus(jobs, site, name)
+    cpus = _cpus(jobs, name, site.cpus_per_gpu)
     profiles = PlanProfiles(book, cluster, as_measured=perf.truth == "measured")
-    known: dict[tuple[int, int, str, int], Outlook] = {}
+    known: dict[tuple[int, int, str, int], Outlook | UserError] = {}
     outlooks: list[Outlook] = []
+    wrong: list[tuple[int, UserError]] = []
     for i, text in enumerate(_column(jobs, "plan")):
         key = (int(number[i]), int(gpus[i]), text or "", int(cpus[i]))
         if key not in known:
-            fewer = _largest(book, key[0], key[1], key[3], None) if assigned and not text else None
-            known[key] = fewer or _asked(book, *key, f"{name}: job {ids[i]}")
-        outlooks.append(known[key])
+            known[key] = _asked_or_why_not(book, *key, f"{name}: job {ids[i]}", may_idle=assigned and not text)
+        found = known[key]
+        if isinstance(found, UserError):
+            wrong.append((i, found))
+        else:
+            outlooks.append(found)
+    if wrong:
+        raise CannotRun(wrong[0][1], [i for i, _ in wrong], len(jobs))
     asked = Execution(
         plan=np.array([o.plan.code for o in outlooks], dtype=np.int64),
         profile=np.array(
@@ -202,6 +217,18 @@ def executions_for(
     if idle:
         notes.append(f"{idle} of {len(jobs)} jobs ask for a number of GPUs that no plan of their model uses: some idle")
     return Executions(profiles, _own_names(book.models), number, asked, _guaranteed(jobs, name))
+
+
+def _asked_or_why_not(
+    book: PlanBook, number: int, gpus: int, text: str, cpus: int, where: str, *, may_idle: bool
+) -> Outlook | UserError:
+    fewer = _largest(book, number, gpus, cpus, None) if may_idle else None
+    if fewer is not None:
+        return fewer
+    try:
+        return _asked(book, number, gpus, text, cpus, where)
+    except UserError as error:
+        return error
 
 
 def _column(jobs: pl.DataFrame, column: str) -> list[str | None]:
@@ -230,19 +257,10 @@ def _batches(jobs: pl.DataFrame, name: str) -> list[int | None]:
     )
 
 
-def _cpus(jobs: pl.DataFrame, site: Site, name: str) -> NDArray[np.int64]:
+def _cpus(jobs: pl.DataFrame, name: str, share: int) -> NDArray[np.int64]:
     """CPUs for each GPU: as asked, or an even share of the node's."""
-    share = max(1, site.node_cpus // site.node_gpus)
-    values = _numbers(jobs, "cpus", share, name, "cpus is the number of CPUs for each GPU, a whole number from 1")
-    cpus = np.array(values, dtype=np.int64)
-    wrong = np.flatnonzero(cpus > share)
-    if len(wrong):
-        raise UserError(
-            f"{name}: job {jobs['job_id'][int(wrong[0])]}: cpus = {cpus[wrong[0]]} for each GPU, but a node has "
-            f"{site.node_cpus} CPUs for {site.node_gpus} GPUs",
-            hint=f"at most {share}; `cpus` counts per GPU, not per job",
-        )
-    return cpus
+    what = "cpus is the number of CPUs for each GPU, a whole number from 1"
+    return np.array(_numbers(jobs, "cpus", share, name, what), dtype=np.int64)
 
 
 def _guaranteed(jobs: pl.DataFrame, name: str) -> NDArray[np.bool_]:
@@ -297,7 +315,12 @@ def _own_names(models: Sequence[Transformer]) -> tuple[str, ...]:
 
 def _asked(book: PlanBook, number: int, gpus: int, text: str, cpus: int, where: str) -> Outlook:
     """The plan that the user wrote, on the GPUs asked for."""
-    model, nodes = book.models[number], -(-gpus // book.site.node_gpus)
+    model, nodes, site = book.models[number], -(-gpus // book.site.node_gpus), book.site
+    if cpus > site.cpus_per_gpu:
+        raise UserError(
+            f"{where}: cpus = {cpus} for each GPU, but a node has {site.node_cpus} CPUs for {site.node_gpus} GPUs",
+            hint=f"at most {site.cpus_per_gpu}; `cpus` counts per GPU, not per job",
+        )
     if not text:
         found = book.best(number, gpus, nodes, cpus)
         if found is None:

@@ -7,7 +7,7 @@ fit, GPU types that do not exist, fractional GPUs under a policy that does not s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -29,7 +29,7 @@ from thebes.perf.profiles import JobProfiles, profiles_for, profiles_of_plans
 from thebes.placement import Placement
 from thebes.placement.strategies import SKEW, max_gang
 from thebes.sim.costs import Costs
-from thebes.sim.executions import Executions, executions_for
+from thebes.sim.executions import CannotRun, Executions, executions_for
 from thebes.sim.neighbours import NOBODY, Neighbours
 from thebes.sim.world import CLOCK, EVENT, OBSERVATION, STEP, World
 
@@ -102,7 +102,24 @@ def prepare(
     min_gpus, max_gpus = _elastic(jobs, gpus, cluster, trace.name)
     if isinstance(perf, Plans):
         assigned = not any(jobs["model"].to_list()) if "model" in jobs.columns else True
-        executions = executions_for(perf, cluster, jobs, gpus, models, trace.name, assigned=assigned, notes=notes)
+        try:
+            executions = executions_for(perf, cluster, jobs, gpus, models, trace.name, assigned=assigned, notes=notes)
+        except CannotRun as why:
+            if not skip_oversize or len(why.positions) == len(jobs):
+                raise
+            left = np.setdiff1d(np.arange(len(jobs)), why.positions)
+            out = f"{len(why.positions)} of {len(jobs)} jobs left out"
+            work = prepare(
+                replace(trace, jobs=jobs[left]),
+                cluster,
+                placement,
+                perf,
+                seed=seed,
+                skip_oversize=True,
+                ignore_gpu_type=ignore_gpu_type,
+                changes_plans=changes_plans,
+            )
+            return replace(work, notes=(f"{out}: they cannot run here as they ask (--skip-oversize)", *work.notes))
         if changes_plans:
             # Plans make every job elastic, as far as the trace does not say how far.
             most = executions.most_gpus(gpus)
@@ -266,13 +283,16 @@ def build_world(
     for column in ("first_start_s", "run_from_s", "paced_s", "finish_s"):
         jobs[column] = NEVER
     jobs.saved_s = -NEVER
+    machine = machine_of(cluster)
+    if work.executions is not None:  # what the plans take these GPUs for holds for everybody
+        machine.kinds["memory_gib"] = work.executions.book.site.gpu_gib
     clock = np.recarray(1, dtype=CLOCK)
     clock[:] = np.zeros(1, dtype=CLOCK)
     return World(
         table=JobTable(
             plain(jobs), np.zeros(int(work.max_gpus.sum()), dtype=np.int64), without_quotas(len(work.tenants))
         ),
-        machine=machine_of(cluster),
+        machine=machine,
         strategy=placement.strategy(seed),
         costs=costs.record(),
         clock=plain(clock),

@@ -112,6 +112,13 @@ def test_what_toml_leaves_out_is_counted_or_taken_from_the_file_name(tmp_path: P
     assert model.parameters == 12 * 40 * 5120**2 + 32000 * 5120
 
 
+def test_forward_times_are_of_gpu_types_that_are_known(tmp_path: Path) -> None:
+    model = from_toml(toml(tmp_path, OWN + 'forward_ms = { "a800" = 340 }\n'))
+    assert model.forward_s_per_sample == (("A800-80GB", 0.34),)
+    with pytest.raises(UserError, match="forward_ms: unknown GPU type 'Foo'"):
+        from_toml(toml(tmp_path, OWN + 'forward_ms = { "Foo" = 340 }\n'))
+
+
 def test_toml_may_say_plans_constants_and_forward_times(tmp_path: Path) -> None:
     more = 'plans = ["dp", "3d"]\nrecompute = false\nflash_attention = true\n'
     more += 'forward_ms = { "A800-80GB" = 340 }\n[constants]\nk_bwd = 2.5\n'

@@ -386,7 +386,7 @@ def check_samples(model: Transformer, site: Site, samples: Sequence[Sample]) -> 
         missing = LEAST_SAMPLES - len(samples)
         raise UserError(
             f"{model.name}: {len(samples)} samples for {LEAST_SAMPLES} constants, {missing} too few",
-            hint=f"measure {missing} more (plan, GPUs) pairs; at least {LEAST_OFFLOAD} of all with ZeRO-Offload",
+            hint=f"measure {missing} more, other plans or placements; {LEAST_OFFLOAD} of all with ZeRO-Offload",
         )
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from thebes.model.errors import UserError, nearest
 from thebes.model.plan import FAMILIES, SPLIT
+from thebes.perf.plans.site import site_of_gpu
 from thebes.perf.plans.timing import Constants
 
 GIB = float(1 << 30)
@@ -351,8 +352,16 @@ def _forward_s(value: object, where: str) -> tuple[tuple[str, float], ...]:
                 f"{where}: forward_ms of {gpu_type} is {ms!r}",
                 hint="milliseconds of the forward pass of one sample on one GPU, such as 340",
             )
-        pairs.append((gpu_type, float(cast("float", ms)) / 1e3))
+        pairs.append((_gpu_type(gpu_type, where), float(cast("float", ms)) / 1e3))
     return tuple(pairs)
+
+
+def _gpu_type(name: str, where: str) -> str:
+    """A GPU type by its full name, so that the site that has it finds it."""
+    try:
+        return site_of_gpu(name).gpu_type
+    except UserError as error:
+        raise UserError(f"{where}: forward_ms: {error.message}", hint=error.hint) from None
 
 
 def _divisors_near(number: int, wanted: int) -> str:
