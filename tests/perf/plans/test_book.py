@@ -42,7 +42,7 @@ def families(model: Transformer) -> dict[int, str]:
     return {gpus: outlook.plan.family for gpus, outlook in found.items() if outlook}
 
 
-def test_the_best_plan_of_a_7b_model_goes_from_offload_over_zero_to_3d() -> None:
+def test_spec_8_2_the_best_plan_of_a_7b_model_goes_from_offload_over_zero_to_3d() -> None:
     """Acceptance test 2 of Rubick's specification: true of batch 16 with flash attention, not of the shipped model as
     it stands. The two tests below say where that one differs and why."""
     found = families(replace(with_batch(LLAMA, 16), flash_attention=True))

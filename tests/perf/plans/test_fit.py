@@ -77,7 +77,7 @@ def parameter_errors(noise: float, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_acceptance_1_the_fit_recovers_planted_parameters_from_7_noisy_points(seed: int) -> None:
+def test_spec_8_1_the_fit_recovers_planted_parameters_from_7_noisy_points(seed: int) -> None:
     """Every one within a tenth when iterations are known to 0.2 %, as the mean of some hundred of them is."""
     assert dict(zip(Constants._fields, parameter_errors(0.002, seed), strict=True)) == pytest.approx(
         dict.fromkeys(Constants._fields, 0.0), abs=0.1
