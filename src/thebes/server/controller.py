@@ -8,6 +8,7 @@ engine. Commands of one job are carried out in order, those of different jobs si
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -400,10 +401,14 @@ class Controller:
                 command = self._pending[job_id].pop(0)
                 await self._carry_out(command)
                 if command.verb == "launch":
-                    self._on_the_way.discard((job_id, command.incarnation))
+                    self._tell(functools.partial(self._launch_known, job_id, command.incarnation))
         finally:
             self._pending.pop(job_id, None)
             self._orders.pop(job_id, None)
+
+    def _launch_known(self, job_id: str, incarnation: int, _now_s: float) -> None:
+        """A launch is on the way until the core has heard how it went: no node that is back may judge it before."""
+        self._on_the_way.discard((job_id, incarnation))
 
     async def _carry_out(self, command: Command) -> None:
         """Until it is done or refused; a node that cannot be reached now can be reached later."""

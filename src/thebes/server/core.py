@@ -70,6 +70,7 @@ class Attempt:
     heard_s: float = 0.0  # when a node told of it last
     sure: bool = True  # its phase is what its nodes say; after a crash they have to be asked
     reports: dict[str, Report] = field(default_factory=dict)
+    unknown_on: set[str] = field(default_factory=set)  # nodes that were asked and know nothing of it
     samples: list[Sample] = field(default_factory=list)  # where it was when, if it may be packed
 
 
@@ -599,6 +600,7 @@ class Core:
         if before is not None and before.state == "exited":
             return
         attempt.reports[report.node] = report
+        attempt.unknown_on.discard(report.node)
         attempt.heard_s = now_s
         self._note_progress(job, attempt, report, now_s)
         parts = [attempt.reports.get(part.node) for part in attempt.parts]
@@ -1035,12 +1037,15 @@ class Core:
         """The nodes have told what lives: make one picture of it, and go on."""
         for facts in nodes:
             self.node_changed(facts, now_s)
-        known = {(r.job_id, r.incarnation, r.node) for r in reports}
         for report in reports:
             self.report(report, now_s)
+        asked, ordered = {facts.name for facts in nodes if facts.alive}, self._launches_ordered()
         for job in list(self.jobs.values()):
             for attempt in list(job.attempts.values()):
-                self._reconcile(job, attempt, known, now_s)
+                if (job.id, attempt.incarnation) in ordered:
+                    continue
+                attempt.unknown_on |= {part.node for part in attempt.parts} & asked - attempt.reports.keys()
+                self._reconcile(job, attempt, now_s)
         self._block(now_s)
         for job in list(self.jobs.values()):
             self._settle(job, now_s)
@@ -1065,6 +1070,7 @@ class Core:
         again elsewhere beside the one that is about to come to life.
         """
         known = {(r.job_id, r.incarnation, r.node) for r in reports}
+        on_the_way = {*on_the_way, *self._launches_ordered()}
         for job in list(self.jobs.values()):
             for attempt in list(job.attempts.values()):
                 if not any(part.node == node for part in attempt.parts):
@@ -1075,16 +1081,26 @@ class Core:
                     continue
                 if told is not None and told.state != "exited" and key in heard_of and (*key, node) not in known:
                     del attempt.reports[node]
-                self._reconcile(job, attempt, known, now_s)
+                if node not in attempt.reports and (*key, node) not in known:
+                    attempt.unknown_on.add(node)
+                self._reconcile(job, attempt, now_s)
 
-    def _reconcile(self, job: LiveJob, attempt: Attempt, known: Collection[tuple[str, int, str]], now_s: float) -> None:
+    def _launches_ordered(self) -> set[tuple[str, int]]:
+        """Incarnations that the reports heard just now have made room for: no node can know of them yet."""
+        return {(c.job_id, c.incarnation) for c in self.commands if c.verb == "launch"}
+
+    def _reconcile(self, job: LiveJob, attempt: Attempt, now_s: float) -> None:
         missing: list[Part] = []
         for part in attempt.parts:
             facts = self.nodes.get(part.node)
-            if part.node in self.ledger.node_index and (facts is None or not facts.alive):
+            there = part.node in self.ledger.node_index
+            if there and (facts is None or not facts.alive):
                 return  # not heard of yet: nothing can be said
-            if (job.id, attempt.incarnation, part.node) not in known and part.node not in attempt.reports:
-                missing.append(part)
+            if part.node in attempt.reports:
+                continue
+            if there and part.node not in attempt.unknown_on:
+                return  # just back as well, and about to tell what it knows: its part may live
+            missing.append(part)
         if not missing:
             self._take_up(job, attempt)
             if attempt.phase == "stopping":
@@ -1100,6 +1116,7 @@ class Core:
             return
         gone = [part for part in missing if part.node not in self.ledger.node_index]
         if attempt.phase == "launching" and not gone and not attempt.reports and job.target == attempt.gpus:
+            attempt.unknown_on.clear()
             self._command_launch(job, attempt)  # committed, but the engine had not heard of it
             return
         if attempt.phase == "launching" and not attempt.reports:
