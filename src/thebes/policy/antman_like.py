@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
 from thebes.model.decision import BEHIND, NO_GPUS, OVER_QUOTA, Decision
-from thebes.model.errors import UserError, nearest
 from thebes.model.jobs import NEVER
 from thebes.model.machine import Machine, copy_of
-from thebes.model.parameters import named_numbers, parameter
+from thebes.model.parameters import parameter
 from thebes.model.view import PLANS, View
 from thebes.policy.base import Policy
 from thebes.policy.gangs import (
@@ -36,6 +35,7 @@ from thebes.policy.gangs import (
     seat_on,
     usable_gpus,
 )
+from thebes.policy.quotas import check_names, check_sum, read_quotas
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,11 @@ class AntManLike(Policy):
     _quotas: dict[str, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        quotas = named_numbers(self.quotas, "quotas", self.name)
-        for name, quota in quotas.items():
-            if quota < 0:
-                raise UserError(f"antman-like: the quota of '{name}' is {quota:g}", hint="quotas are GPUs: 0 or more")
-        object.__setattr__(self, "_quotas", quotas)
+        object.__setattr__(self, "_quotas", read_quotas(self.quotas, self.name))
 
     def check(self, cluster: Cluster, tenants: tuple[str, ...]) -> None:
-        for name in self._quotas:
-            if name not in tenants:
-                raise UserError(f"antman-like: quotas name '{name}', which no job is of", hint=nearest(name, tenants))
-        promised = sum(self._quotas.values())
-        if promised > cluster.total_gpus:
-            raise UserError(
-                f"antman-like: the quotas add up to {promised:g} GPUs, the cluster has {cluster.total_gpus}",
-                hint="quotas are guaranteed: lower some, opportunistic jobs use what is left",
-            )
+        check_names(self._quotas, "quotas", self.name, tenants)
+        check_sum(self._quotas, self.name, cluster, "some, opportunistic jobs use what is left")
 
     def decide(self, view: View) -> Decision:
         jobs = view.jobs

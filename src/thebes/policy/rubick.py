@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
 from thebes.model.decision import HOLDS, NO_GPUS, NO_PLACE, OVER_QUOTA, Decision
-from thebes.model.errors import UserError, nearest
+from thebes.model.errors import UserError
 from thebes.model.jobs import NEVER
 from thebes.model.machine import FREE
-from thebes.model.parameters import named_numbers, parameter
+from thebes.model.parameters import parameter
 from thebes.model.plan import NO_PLAN, plan_of
 from thebes.model.view import PLANS, View
 from thebes.perf.plans.book import PlanBook
 from thebes.policy.base import Policy
+from thebes.policy.quotas import check_names, check_sum, read_quotas
 from thebes.policy.rubick_board import NOWHERE, Board, Job, Seat
 from thebes.policy.rubick_cpus import deal_cpus
 from thebes.policy.rubick_curves import Curve, Footing, Room
@@ -108,23 +109,12 @@ class Rubick(Policy):
     _quotas: dict[str, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        quotas = named_numbers(self.quotas, "quotas", self.name)
-        for name, quota in quotas.items():
-            if quota < 0:
-                raise UserError(f"{self.name}: the quota of '{name}' is {quota:g}", hint="quotas are GPUs: 0 or more")
-        object.__setattr__(self, "_quotas", quotas)
+        object.__setattr__(self, "_quotas", read_quotas(self.quotas, self.name))
 
     def check(self, cluster: Cluster, tenants: tuple[str, ...]) -> None:
         """Quotas of tenants that there are, and of GPUs that there are."""
-        for name in self._quotas:
-            if name not in tenants:
-                raise UserError(f"{self.name}: quotas name '{name}', which no job is of", hint=nearest(name, tenants))
-        promised = sum(self._quotas.values())
-        if promised > cluster.total_gpus:
-            raise UserError(
-                f"{self.name}: the quotas add up to {promised:g} GPUs, the cluster has {cluster.total_gpus}",
-                hint="quotas are guaranteed: lower one of them",
-            )
+        check_names(self._quotas, "quotas", self.name, tenants)
+        check_sum(self._quotas, self.name, cluster, "one of them")
 
     def decide(self, view: View) -> Decision:
         memory = view.memory if isinstance(view.memory, Memory) else Memory()

@@ -35,6 +35,7 @@ from thebes.policy.fair_share import (
     without_ended_turn,
 )
 from thebes.policy.leases import Allotment, Shares, fence_now, hand_now, return_now, tally_now
+from thebes.policy.quotas import check_names, check_sum, read_quotas
 from thebes.policy.two_level_auction import auction_urgency
 
 OUTER = ("fair-share", "themis")
@@ -120,11 +121,8 @@ class TwoLevel(Policy):
             raise UserError(f"two-level: outer={self.outer} is unknown", hint=nearest(self.outer, OUTER))
         if self.split not in SPLITS:
             raise UserError(f"two-level: split={self.split} is unknown", hint=nearest(self.split, SPLITS))
-        quotas = named_numbers(self.quotas, "quotas", self.name)
+        quotas = read_quotas(self.quotas, self.name)
         weights = named_numbers(self.weights, "weights", self.name)
-        for name, quota in quotas.items():
-            if quota < 0:
-                raise UserError(f"two-level: the quota of '{name}' is {quota:g}", hint="quotas are GPUs: 0 or more")
         for name, weight in weights.items():
             if weight <= 0:
                 raise UserError(f"two-level: the weight of '{name}' is {weight:g}", hint="weights are above 0")
@@ -163,17 +161,10 @@ class TwoLevel(Policy):
 
     def check(self, cluster: Cluster, tenants: tuple[str, ...]) -> None:
         """Names and quotas against this cluster and these organisations."""
-        for what, named in (("quotas", self._quotas), ("weights", self._weights)):
-            for name in named:
-                if name not in tenants:
-                    raise UserError(f"two-level: {what} name '{name}', which no job is of", hint=nearest(name, tenants))
-        promised = sum(self._quotas.values())
-        if promised > cluster.total_gpus:
-            raise UserError(
-                f"two-level: the quotas add up to {promised:g} GPUs, the cluster has {cluster.total_gpus}",
-                hint="quotas are guaranteed: lower some, and let borrow=yes do the rest",
-            )
-        rest = promised < cluster.total_gpus
+        check_names(self._quotas, "quotas", self.name, tenants)
+        check_names(self._weights, "weights", self.name, tenants)
+        check_sum(self._quotas, self.name, cluster, "some, and let borrow=yes do the rest")
+        rest = sum(self._quotas.values()) < cluster.total_gpus
         for name in tenants:
             if not self.borrow and (self._quotas.get(name, float(rest)) == 0.0):
                 raise UserError(
