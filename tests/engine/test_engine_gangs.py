@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from node_cluster import agents, alive, connected, kill_hard, make_folder, shell, start_agent
 
-from thebes.engine import local, wire
+from thebes.engine import link, local, wire
 from thebes.engine.contract import Engine, Gpu, Launch, NodeChange, NodeFacts, Part, Refused, Report
 
 NEVER_ENDS = "while true; do sleep 0.05; done"
@@ -153,8 +153,8 @@ def test_one_part_that_is_lost_leaves_the_other_to_the_controller(two_nodes: Pat
 
 def test_an_agent_that_hangs_is_down_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        monkeypatch.setattr(local, "PING_EVERY_S", 0.2)
-        monkeypatch.setattr(local, "PING_S", 0.5)
+        monkeypatch.setattr(link, "PING_EVERY_S", 0.2)
+        monkeypatch.setattr(link, "PING_S", 0.5)
         folder = make_folder(tmp_path / "c", {"n0": 4})
         with agents(folder) as running:
             async with connected(folder) as cluster:

@@ -51,8 +51,11 @@ class FakeEngine:
 
     # -- the contract
 
-    async def open(self, listener: Listener) -> None:
+    async def open(self, listener: Listener, *, parked_s: float = 0.0) -> None:
         self.listener = listener
+
+    async def leave(self) -> None:
+        return None
 
     async def close(self) -> None:
         self.listener = None

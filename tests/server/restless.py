@@ -303,10 +303,13 @@ class Wire:
         for report in held:
             self.pass_on(report)
 
-    async def open(self, listener: Listener) -> None:
+    async def open(self, listener: Listener, *, parked_s: float = 0.0) -> None:
         self.listener = listener
         self.world.wire = self
         await self._travel()
+
+    async def leave(self) -> None:
+        return None
 
     async def close(self) -> None:
         self.listener = None

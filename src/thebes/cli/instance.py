@@ -53,6 +53,25 @@ def up(
             help="Put two jobs that allow it on one GPU (MPS) when GPUs are short, as long as it pays.  [no]",
         ),
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Who carries out: local, slurm or ray.  [local]")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the partition to work in.")] = None,
+    reservation: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the reservation to work in.")] = None,
+    address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Ray: the head of the cluster.")] = None,
+    shared: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Slurm, Ray: a folder that all nodes see.  [the cluster's folder]")
+    ] = None,
+    home: Annotated[
+        str | None, typer.Option(metavar="HOST[:PORT]", help="Slurm, Ray: where nodes reach us.  [this machine's name]")
+    ] = None,
+    lease: Annotated[
+        float | None,
+        typer.Option(min=2, metavar="SECONDS", help="Slurm, Ray: how long a node goes on when it is cut off.  [60]"),
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option(metavar="URL", help="postgresql://…, for several controllers.  [a file]")
+    ] = None,
 ) -> None:
     """Start a cluster on this machine, or what is missing of it. What is not said stays as it was the last time."""
     from thebes.node.instance import Instance
@@ -73,6 +92,14 @@ def up(
             tls_key=tls_key,
             grace_s=grace,
             packing=packing,
+            engine=engine,
+            partition=partition,
+            reservation=reservation,
+            address=address,
+            shared=shared,
+            home=home,
+            lease_s=lease,
+            store=store,
         ),
         compile_ahead,
     )
@@ -81,7 +108,8 @@ def up(
     print(paint("Thebes is up already" if brought.was_up else "Thebes is up", "bold") + f"  {brought.url}")
     print(f"  folder   {instance.dir}")
     print(f"  policy   {config.policy}, placement {config.placement}")
-    print(f"  nodes    {plural(len(config.nodes), 'node')}, {gpus}")
+    where = "" if config.engine == "local" else f" of {config.engine.capitalize()}"
+    print(f"  nodes    {plural(len(config.nodes), 'node')}{where}, {gpus}")
     elsewhere = folder is not None and Instance.at(None) != instance
     print()
     print("Run something:")

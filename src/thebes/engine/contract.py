@@ -20,8 +20,15 @@ Mechanism = Literal["checkpoint", "freeze", "cuda"]
 MECHANISMS: tuple[Mechanism, ...] = ("checkpoint", "freeze", "cuda")
 
 
+PARKED_LEASE_S = 86_400.0  # how long nodes go on alone after a controller has left them on purpose
+
+
 class Refused(Exception):  # noqa: N818 - reads as what it says
     """The engine will not do it: an older incarnation, a mechanism that this job or node cannot use. Says why."""
+
+
+class GpusTaken(Refused):
+    """Somebody outside was faster: the cluster that we share has given these GPUs away. Nothing has started."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,7 @@ class Gpu:
     memory_gib: float = 0.0
     virtual: bool = False
     healthy: bool = True
+    taken: str = ""  # by whom, on a cluster that we share: nobody of ours can have it now
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,9 @@ class NodeFacts:
     detail: str = ""  # why it is not
     pid: int | None = None  # of its agent, where there is one
     mechanisms: tuple[Mechanism, ...] = ("checkpoint",)
+    rack: str = ""  # or leaf switch: nodes of one rack are near to each other
+    address: str = ""  # at which other nodes reach it
+    drained: str = ""  # why the site wants it empty: nothing new goes there, and what is there shall move
 
 
 @dataclass(frozen=True)
@@ -118,12 +129,19 @@ Listener = Callable[[Report | NodeChange], None]
 class Engine(Protocol):
     """Async throughout. Calls raise Refused, or OSError/TimeoutError when a node cannot be reached."""
 
-    async def open(self, listener: Listener) -> None:
-        """Connect; from now on the listener hears of every change, from the event loop's own thread."""
+    async def open(self, listener: Listener, *, parked_s: float = 0.0) -> None:
+        """Connect; from now on the listener hears of every change, from the event loop's own thread.
+
+        The nodes may have been told to go on alone for `parked_s` from now: until then one that is silent may be alive.
+        """
         ...
 
     async def close(self) -> None:
-        """Let go. Jobs go on."""
+        """Let go. Jobs go on, as long as their leases last."""
+        ...
+
+    async def leave(self) -> None:
+        """There will be no controller for a while, on purpose: nodes shall go on alone for PARKED_LEASE_S."""
         ...
 
     async def nodes(self) -> list[NodeFacts]: ...

@@ -4,7 +4,11 @@ It decides nothing and holds nothing that is not in files: killed at any moment,
 its folder, adopts what lives, and writes the result "lost" for supervisors that vanished, after ending whatever they
 left behind. Jobs do not notice.
 
-    python -m thebes.node.agent DIR NODE [--virtual-gpus N]
+    python -m thebes.node.agent DIR NODE [--virtual-gpus N] [--homes HOST:PORT,… --lease SECONDS --head-file FILE]
+
+On the controller's own machine it listens on a Unix socket. With `--homes` it calls the controller (the key is in
+THEBES_HOME_KEY) and keeps a lease: cut off from the controller, and from the head of the cluster, it stops its jobs.
+Whoever can ask the head writes the boot time of the last good answer into the head file.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +43,9 @@ from thebes.node import launch as launching
 from thebes.node import mps, old_attempts, processes, suspend
 from thebes.node.attempt import AttemptDir, Rate, lock_holder, lost_state, make_report, read_log, take_lock
 from thebes.node.clock import boot_id, boot_s
+from thebes.node.home import CallHome
 from thebes.node.instance import Instance, JsonLines, LockHeld, explain, write_json
+from thebes.node.lease import Lease
 from thebes.node.log_steps import LogSteps, TooSlow
 from thebes.node.nursery import Nursery
 
@@ -57,9 +63,19 @@ TIDY_AGAIN_S = 60.0
 LOG_LIMIT_BYTES = 1 << 20
 BACKLOG_BYTES = 32 << 20  # a listener that does not read is let go
 PR_SET_CHILD_SUBREAPER = 36
-_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Away:
+    """How an agent that is not on the controller's machine finds it, and for how long it may go on alone."""
+
+    homes: tuple[str, ...]
+    key: bytes = field(repr=False)
+    lease_s: float
+    head_file: Path | None = None
 
 
 class Attempt:
@@ -91,8 +107,22 @@ class Attempt:
 class Agent:
     """One node's attempts, and those who listen."""
 
-    def __init__(self, instance: Instance, node: str, gpus: Sequence[Gpu], virtual: bool, log: JsonLines) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        node: str,
+        gpus: Sequence[Gpu],
+        virtual: bool,
+        log: JsonLines,
+        away: Away | None = None,
+    ) -> None:
         self.instance = instance
+        self.head_file = away.head_file if away else None
+        self.home: CallHome | None = None
+        self.lease: Lease | None = None
+        if away is not None:
+            self.lease = lease = Lease(away.lease_s, boot_s())
+            self.home = CallHome(f"node:{node}", away.homes, away.key, self._serve, heard=lambda: lease.renew(boot_s()))
         self.node = node
         self.virtual = virtual
         self.log = log
@@ -132,6 +162,9 @@ class Agent:
         server = await asyncio.start_unix_server(
             self._serve, sock=wire.listening_socket(path), limit=wire.LINE_LIMIT_BYTES
         )
+        if self.home is not None and self.lease is not None:
+            self._spawn(self.home.keep_up())
+            self._spawn(self._keep_lease(self.lease))
         self._spawn(self._watch_progress())
         self._spawn(self._tidy())
         if not self.virtual:
@@ -323,6 +356,38 @@ class Agent:
                     self.log.write("cannot write", node=self.node, path=str(path), error=error.message)
                 told = True
                 time.sleep(0.5)
+
+    # Lease -----------------------------------------------------------------------------------------------------------
+
+    async def _keep_lease(self, lease: Lease) -> None:
+        """Cut off, we stop our jobs: others will start them elsewhere."""
+        while True:
+            await asyncio.sleep(max(0.05, lease.next_s(boot_s()) - boot_s()))
+            head_s = self._head_heard_s()
+            if head_s is not None and head_s > boot_s() - lease.silent_s(boot_s()):
+                lease.renew(head_s)
+            verdict = lease.verdict(boot_s())
+            if verdict not in ("notice", "kill"):
+                continue
+            alive = [attempt for attempt in self.attempts.values() if attempt.alive]
+            silent_s = lease.silent_s(boot_s())
+            if alive or verdict == "notice":
+                self.log.write("cut off", node=self.node, verdict=verdict, attempts=len(alive), silent_s=silent_s)
+            for attempt in alive:
+                grace_s = lease.notice_grace_s if verdict == "notice" else 0.0
+                with suppress(OSError):
+                    attempt.dir.command(f"fence {grace_s} cut off: no word from the controller for {silent_s:.0f} s")
+                if verdict == "kill":
+                    self._spawn(self._insist(attempt))
+
+    def _head_heard_s(self) -> float | None:
+        """When the head of the cluster last said that this node is one of its own."""
+        if self.head_file is None:
+            return None
+        try:
+            return min(boot_s(), float(self.head_file.read_text()))
+        except (OSError, ValueError):
+            return None
 
     # Reports ---------------------------------------------------------------------------------------------------------
 
@@ -553,7 +618,25 @@ class Agent:
 
     async def _hello(self, request: dict[str, Any]) -> dict[str, Any]:
         """All there is to know; changes are pushed from then on."""
-        return {"facts": await self._facts(request), "reports": await self._list(request)}
+        if self.home is not None and self.lease is not None:
+            self.home.homes = list(request.get("homes") or self.home.homes)
+            self.lease.lease_s = float(request.get("lease_s") or self.lease.lease_s)
+            self.facts = replace(self.facts, address=self.facts.address or self.home.address)
+        return {
+            "facts": await self._facts(request),
+            "reports": await self._list(request),
+            "boot": boot_id(),
+            "boot_s": boot_s(),
+        }
+
+    async def _homes(self, request: dict[str, Any]) -> None:
+        if self.home is not None:
+            self.home.homes = list(request["homes"])
+
+    async def _park(self, request: dict[str, Any]) -> None:
+        """The controller leaves on purpose."""
+        if self.lease is not None:
+            self.lease.park(float(request["for_s"]), boot_s())
 
     async def _list(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         return [wire.report_to_dict(self._make_report(attempt)) for attempt in self.attempts.values()]
@@ -833,6 +916,8 @@ class Agent:
     OPERATIONS = {  # noqa: RUF012 - never changed
         "ping": _ping,
         "hello": _hello,
+        "homes": _homes,
+        "park": _park,
         "facts": _facts,
         "list": _list,
         "port": _port,
@@ -873,7 +958,7 @@ def free_port(taken: Sequence[int] | Any, *, tries: int = 100) -> int:
             continue
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind(("", port))
             except OSError:
                 continue
             return port
@@ -923,7 +1008,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("dir")
     parser.add_argument("node")
     parser.add_argument("--virtual-gpus", type=int, default=None)
+    parser.add_argument("--homes", default="", help="HOST:PORT of controllers, separated by commas")
+    parser.add_argument("--lease", type=float, default=60.0, help="seconds")
+    parser.add_argument("--head-file", type=Path, default=None)
     options = parser.parse_args(argv)
+    key = bytes.fromhex(os.environ.pop("THEBES_HOME_KEY", ""))
     try:
         if not _NODE.fullmatch(options.node):
             raise UserError(f"'{options.node}' is not the name of a node")
@@ -940,7 +1029,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     with lock:
         log = JsonLines(instance.log / f"agent-{options.node}.jsonl")
-        agent = Agent(instance, options.node, gpus, virtual, log)
+        homes = tuple(home for home in options.homes.split(",") if home)
+        away = Away(homes, key, options.lease, options.head_file) if homes else None
+        agent = Agent(instance, options.node, gpus, virtual, log, away)
         _prepare_process()
         asyncio.run(agent.run())
     return 0

@@ -58,9 +58,14 @@ def parts_of(instance: Instance, nodes: Sequence[str]) -> list[Part]:
 
 
 def node_names(instance: Instance) -> list[str]:
-    """The nodes in config.json, which `thebes up` has checked; the controller tells in detail what is wrong with it."""
+    """Nodes whose agents are ours to keep. config.json was checked by `thebes up`; the controller tells in detail what
+    is wrong with it.
+    """
     try:
-        names = [node["name"] for node in json.loads(instance.config.read_bytes())["nodes"]]
+        config = json.loads(instance.config.read_bytes())
+        names = [node["name"] for node in config["nodes"]]
+        if config.get("engine", "local") != "local":
+            return []  # Slurm or Ray start what is needed on their nodes
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{instance.config} cannot be read", hint="`thebes doctor` tells what is wrong") from None
     if not all(isinstance(name, str) for name in names):

@@ -74,7 +74,7 @@ class Conduct:
         self.state = "starting"
         self.codes: dict[int, int] = {}
         self.detail = ""
-        self.ending = ""  # why it ends: notice, timeout, failing, killed, launch-failed
+        self.ending = ""  # why it ends: notice, timeout, failing, killed, launch-failed, fence
         self.signalled = False  # we have sent SIGTERM or SIGKILL
         self.started_s: float | None = None
         self.since_s = 0.0  # when the present state began
@@ -175,6 +175,17 @@ class Conduct:
             self.ending = "launch-failed"
             self.detail = " ".join(rest)
             return self._kill(now)
+        if name == "fence":  # this node is cut off: others will take the job for lost
+            try:
+                grace_s = max(0.0, float(rest[0]))
+            except (IndexError, ValueError):
+                return []
+            if self.ending in ("", "notice"):
+                self.ending = "fence"
+                self.detail = " ".join(rest[1:])
+            if not grace_s:
+                return self._kill(now)
+            return self._notice(now, grace_s, "fence")
         if name == "term":
             if self.ending not in ("timeout", "launch-failed"):
                 self.ending = "killed"
@@ -238,6 +249,8 @@ class Conduct:
             return "exit"
         if self.ending == "timeout":
             return "timeout"
+        if self.ending == "fence" and not codes <= {0, PREEMPTED}:
+            return "lost"
         if self.ending in ("notice", "killed") and self.signalled and not codes <= {0, PREEMPTED}:
             return "killed"
         return "exit"

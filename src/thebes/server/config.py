@@ -32,10 +32,11 @@ class NodeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     gpus: int = Field(ge=1, le=1024)
     virtual: bool = False
     gpu_type: str = Field("", max_length=200)  # as NVML names it; empty: unknown, suits every job
+    rack: str = Field("", max_length=200)  # or leaf switch
 
 
 class Config(BaseModel):
@@ -56,12 +57,24 @@ class Config(BaseModel):
     packing: bool = False
     log_limit_mib: int = Field(64, ge=1, le=1 << 20)
     limits: Limits = Limits()  # what one token may ask of the API
+    store: str = ""  # postgresql://…; empty: store.db in the instance's folder
+    engine: Literal["local", "slurm", "ray"] = "local"
+    partition: str = ""  # Slurm's; empty: its default
+    reservation: str = ""
+    ray_address: str = ""  # HOST:PORT of the head; empty: the cluster that Ray finds by itself
+    home_host: str = ""  # where agents on other machines reach us; empty: this machine's name
+    home_port: int = Field(0, ge=0, le=65535)  # 0: chosen at the first start, and kept
+    lease_s: float = Field(60.0, ge=2, le=86_400, allow_inf_nan=False)  # how long a node may go on without a word
+    shared_dir: str = ""  # a folder that all nodes see; empty: the instance's own
 
     @model_validator(mode="after")
     def _node_names_differ(self) -> Config:
         names = [node.name for node in self.nodes]
         if len(set(names)) != len(names):
             raise ValueError("two nodes have the same name")
+        racks = [node.rack for node in self.nodes]
+        if len(dict.fromkeys(racks)) != sum(1 for at, rack in enumerate(racks) if at == 0 or rack != racks[at - 1]):
+            raise ValueError("nodes of one rack must stand together")
         return self
 
     @property

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sqlalchemy import Connection
 
-from thebes.engine.contract import Engine, NodeChange, NodeFacts, Refused, Report
+from thebes.engine.contract import PARKED_LEASE_S, Engine, GpusTaken, NodeChange, NodeFacts, Refused, Report
 from thebes.model.decision import NO_GPUS
 from thebes.model.errors import UserError
+from thebes.node.instance import Instance
 from thebes.node.launch import torchrun_command
 from thebes.server import store as db
 from thebes.server.clock import ClusterClock, resume_clock
@@ -39,7 +42,6 @@ from thebes.server.snapshots import Snapshots
 from thebes.server.spec import JobSpec
 
 if TYPE_CHECKING:
-    from thebes.node.instance import Instance
     from thebes.server.config import Config
     from thebes.server.principal import Principal
 
@@ -102,7 +104,8 @@ class Controller:
         self.policy, self.placement = live_policy(config)
         self.metrics = Metrics()
         self.changes = Changes()
-        self.snapshots = Snapshots(instance.dir, config.limits)
+        self.shared = Instance(Path(config.shared_dir)) if config.shared_dir else instance  # what jobs see
+        self.snapshots = Snapshots(self.shared.dir, config.limits)
         self.trouble: str | None = None  # why the policy cannot be asked
         self._clock_of = clock
         self._inbox: list[Message] = []
@@ -125,7 +128,7 @@ class Controller:
         """Take up where the last controller stopped: first the store, then what lives on the nodes."""
         started = time.monotonic()
         with self.store.read() as c:
-            kept, last_s = db.get_meta(c, "clock"), last_instant_s(c)
+            kept, last_s, left = db.get_meta(c, "clock"), last_instant_s(c), db.get_meta(c, "left")
             rows, attempts = db.alive_jobs(c), db.open_attempts(c)
             drained, tenants = db.drained_nodes(c), db.list_tenants(c)
             waits_for, failed = unfinished_dependencies(c, rows)
@@ -133,7 +136,7 @@ class Controller:
             ledger = self._packs(self._restored(list(db.journal_since_snapshot(c)), rows))
         self.clock = self._clock_of(kept, last_s)
         now_s = self.clock.now_s()
-        settings = Settings(self.config.grace_s, self.config.log_limit_mib << 20, str(self.instance.jobs))
+        settings = Settings(self.config.grace_s, self.config.log_limit_mib << 20, str(self.shared.jobs))
         self.core = core = Core(ledger, settings, self.metrics)
         # The journal goes on with the ledger as it is now: the nodes or the policy may have changed.
         self._keep_snapshot(now_s)
@@ -141,12 +144,14 @@ class Controller:
         core.note_checkpoints(checkpoints)
         for tenant in tenants:
             core.set_quota(tenant.name, tenant.gpu_quota, now_s)
-        await self.engine.open(self._heard)
+        await self.engine.open(self._heard, parked_s=_parked_s(left))
         nodes = await self._nodes_up()
         reports = [self._in_cluster_time(report) for report in await self.engine.reports()]
         core.reconcile(reports, nodes, self.clock.now_s())
         kept_clock = self.clock.kept()
         core.writes.append(lambda c: db.set_meta(c, "clock", kept_clock))
+        if left:
+            core.writes.append(lambda c: db.set_meta(c, "left", ""))
         self._loop = asyncio.create_task(self._run(), name="controller")
         self._bell.set()
         logger.info(
@@ -155,7 +160,7 @@ class Controller:
         )
 
     def _restored(self, entries: Collection[db.JournalEntry], rows: Collection[db.JobRow]) -> Ledger:
-        nodes = [NodeSpec(n.name, n.gpus, n.gpu_type) for n in self.config.nodes]
+        nodes = [NodeSpec(n.name, n.gpus, n.gpu_type, rack=n.rack) for n in self.config.nodes]
         ledger: Ledger | None = None
         for entry in entries:
             if entry.kind == "snapshot":
@@ -421,7 +426,7 @@ class Controller:
                     self._refused(called_off, "it was stopped before it had started")
                 return
             except Refused as refused:
-                self._refused(command, str(refused))
+                self._refused(command, str(refused), taken=isinstance(refused, GpusTaken))
                 return
             except (OSError, TimeoutError) as error:
                 logger.warning(
@@ -477,10 +482,10 @@ class Controller:
             took_s = time.perf_counter() - started
             self._tell(lambda now_s: self.core.resumed(job, incarnation, took_s, now_s))
 
-    def _refused(self, command: Command, why: str) -> None:
+    def _refused(self, command: Command, why: str, *, taken: bool = False) -> None:
         job, incarnation = command.job_id, command.incarnation
         answers: dict[str, Callable[[float], None]] = {
-            "launch": lambda now_s: self.core.launch_refused(job, incarnation, why, now_s),
+            "launch": lambda now_s: self.core.launch_refused(job, incarnation, why, now_s, taken=taken),
             "suspend": lambda now_s: self.core.suspend_refused(job, incarnation, why, now_s),
             "resume": lambda now_s: self.core.resume_refused(job, incarnation, why, now_s),
         }
@@ -671,6 +676,7 @@ class Controller:
     async def shutdown(self, mode: Literal["checkpoint", "keep", "kill"]) -> dict[str, Any]:
         """What becomes of running jobs when the cluster is stopped; answers when all that shall end has ended."""
         if mode == "keep":
+            await self._leave()
             return {"mode": mode, "stopped": []}
         stopped = await self._ask(lambda now_s: self.core.stop_all(mode, now_s))
         patience_s = 10.0 + max((self._grace_s(job) for job in stopped), default=0.0)
@@ -680,6 +686,12 @@ class Controller:
         ):
             await asyncio.sleep(0.02)
         return {"mode": mode, "stopped": stopped}
+
+    async def _leave(self) -> None:
+        """Jobs shall go on without us. The next controller must know that nodes were told so."""
+        left = json.dumps({"wall_s": time.time()})
+        await self.store.change(lambda c: db.set_meta(c, "left", left), must=True)
+        await self.engine.leave()
 
     def _grace_s(self, job_id: str) -> float:
         job = self.core.jobs.get(job_id)
@@ -725,6 +737,7 @@ class Controller:
                         "memory_gib": gpu.memory_gib if gpu else 0.0,
                         "virtual": gpu.virtual if gpu else False,
                         "healthy": gpu.healthy if gpu else False,
+                        "taken": gpu.taken if gpu else "",
                         "job": holders[0][0] if holders else None,
                         "user": core.jobs[holders[0][0]].user if holders and holders[0][0] in core.jobs else None,
                     }
@@ -733,8 +746,10 @@ class Controller:
                 {
                     "name": spec.name,
                     "alive": facts is not None and facts.alive,
-                    "drained": spec.name in core.drained,
-                    "reason": core.drained.get(spec.name, "") or (facts.detail if facts is not None else ""),
+                    "rack": spec.rack,
+                    "drained": spec.name in core.drained or bool(facts is not None and facts.drained),
+                    "reason": core.drained.get(spec.name, "")
+                    or (facts.detail or facts.drained if facts is not None else ""),
                     "pid": facts.pid if facts is not None else None,
                     "mechanisms": list(facts.mechanisms) if facts is not None else [],
                     "gpus_total": spec.gpus,
@@ -778,6 +793,13 @@ class Controller:
         free = sum(count for (_, state), count in gpus.items() if state == "free")
         self.metrics.fragmentation(1.0 - largest_free / free if free else 0.0)
         self.metrics.store_trouble(self.store.trouble is not None)
+
+
+def _parked_s(left: str | None) -> float:
+    """For how long from now nodes may still go on alone, because the last controller left them on purpose."""
+    if not left:
+        return 0.0
+    return max(0.0, PARKED_LEASE_S - max(0.0, time.time() - json.loads(left)["wall_s"]))
 
 
 def _keep_snapshot(c: Connection, body: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection
 
-from thebes.engine.contract import Launch, Mechanism, NodeFacts, Part, Report
+from thebes.engine.contract import Gpu, Launch, Mechanism, NodeFacts, Part, Report
 from thebes.model.decision import HOLDS
 from thebes.model.errors import UserError
 from thebes.node import packing as sharing
@@ -23,7 +23,7 @@ from thebes.node.packing import Packing, Rules, Sample, window
 from thebes.server import store as db
 from thebes.server.errors import Conflict, NotFound
 from thebes.server.ledger import UNTOLD, Ledger, Planned
-from thebes.server.outcome import Outcome, Why, judge, lost_work_s
+from thebes.server.outcome import RESUMABLE, Outcome, Why, judge, lost_work_s
 from thebes.server.spec import JobSpec
 
 MAX_SAMPLES = 300  # reports remembered of a job that may be packed
@@ -575,11 +575,18 @@ class Core:
             self.unlaunched[job.id] = None
         self._settle(job, now_s)
 
-    def launch_refused(self, job_id: str, incarnation: int, why_not: str, now_s: float) -> None:
-        """The engine would not start it (nothing runs): as if the incarnation had been lost."""
+    def launch_refused(self, job_id: str, incarnation: int, why_not: str, now_s: float, *, taken: bool = False) -> None:
+        """The engine would not start it (nothing runs): as if the incarnation had been lost.
+
+        Unless its GPUs are `taken` by somebody outside: that is nobody's fault, and it goes back in line.
+        """
         job, attempt = self._find(job_id, incarnation)
         if job is None or attempt is None:
             return
+        if taken:
+            self._event(now_s, "gpus-taken", job, reason=why_not)
+            self._give_back(job, now_s)
+            attempt.why = attempt.why or "taken"
         for part in attempt.parts:
             known = attempt.reports.get(part.node)
             if known is None or known.state != "exited":
@@ -739,7 +746,8 @@ class Core:
             self._end(job, "failed", why, code, now_s)
         elif outcome.kind == "preempted":
             kind = "yielded" if attempt.why == "" else "saved" if outcome.saved else "stopped-unsaved"
-            self._event(now_s, kind, job, **told)
+            if attempt.why != "taken":  # that was told, and nothing has run
+                self._event(now_s, kind, job, **told)
             if stop_s is not None:
                 self._measured(job, now_s, suspend_s=stop_s)
                 self.figures.suspended("checkpoint", stop_s)
@@ -765,7 +773,7 @@ class Core:
 
     def _wait_again(self, job: LiveJob, attempt: Attempt, now_s: float) -> None:
         """Back in line; or, if the policy has given it GPUs again meanwhile, on to those."""
-        stopped_by_us = attempt.why in ("preempt", "migrate", "hold", "requeue", "shutdown")
+        stopped_by_us = attempt.why in RESUMABLE
         if self.ledger.holds(job.id) and not stopped_by_us:
             self._input({"op": "back", "t": now_s, "job": job.id})
             job.target = None
@@ -884,6 +892,11 @@ class Core:
         if before is None or before.alive != facts.alive:
             kind = "node-up" if facts.alive else "node-down"
             self._event(now_s, kind, None, node=facts.name, detail=facts.detail)
+        if facts.drained and (before is None or not before.drained):
+            self._event(now_s, "site-drain", None, node=facts.name, reason=facts.drained)
+            self._clear_out(facts.name, "the site", now_s, preempt=True)
+        elif before is not None and before.drained and not facts.drained:
+            self._event(now_s, "site-undrain", None, node=facts.name)
         self._block(now_s)
         if facts.alive:
             self._launch_what_can(now_s)
@@ -894,10 +907,15 @@ class Core:
         self.drained[node] = reason
         self.writes.append(lambda c: db.set_drained(c, node, True, reason))
         self._event(now_s, "drain", None, node=node, actor=actor, reason=reason)
+        self._clear_out(node, actor, now_s, preempt=preempt)
+        self._block(now_s)
+
+    def _clear_out(self, node: str, actor: str, now_s: float, *, preempt: bool) -> None:
+        """Nothing begins on this node any more; with `preempt`, what runs there saves and goes elsewhere."""
         if preempt:
             for job in list(self.jobs.values()):
                 attempt = job.active
-                if attempt is not None and any(part.node == node for part in attempt.parts):
+                if attempt is not None and not job.cancelled and any(part.node == node for part in attempt.parts):
                     self.requeue(job.id, actor, now_s)
         for job in list(self.jobs.values()):  # what was given GPUs there but has not begun shall begin elsewhere
             if (
@@ -906,7 +924,6 @@ class Core:
                 and any(n == node for n, _ in self.ledger.parts(job.target))
             ):
                 self._give_back(job, now_s)
-        self._block(now_s)
 
     def undrain(self, node: str, actor: str, now_s: float) -> None:
         if node not in self.ledger.node_index:
@@ -920,26 +937,32 @@ class Core:
 
     def _block(self, now_s: float) -> None:
         down = {name for name in self.ledger.node_index if name in self.nodes and not self.nodes[name].alive}
-        blocked = sorted((set(self.drained) & set(self.ledger.node_index)) | down)
+        emptied = {name for name, facts in self.nodes.items() if facts.drained}
+        blocked = sorted(((set(self.drained) | emptied) & set(self.ledger.node_index)) | down)
         sick = self._sick_gpus()
         if blocked == sorted(self.ledger.blocked) and sick == sorted(self.ledger.sick):
             return
         for gpu in set(sick) - self.ledger.sick:
             node, number = self.ledger.local(gpu)
-            self._event(now_s, "gpu-sick", None, node=node, gpu=number)
+            if not self._gpu(gpu).taken:  # others come and go all the time
+                self._event(now_s, "gpu-sick", None, node=node, gpu=number)
         for job in list(self.jobs.values()):  # what was to begin there shall begin elsewhere
             if job.target is not None and job.active is None and set(job.target) & set(sick):
                 self._give_back(job, now_s)
         self._input({"op": "nodes", "t": now_s, "blocked": blocked, "sick": sick})
 
+    def _gpu(self, number: int) -> Gpu:
+        node, index = self.ledger.local(number)
+        return next(gpu for gpu in self.nodes[node].gpus if gpu.index == index)
+
     def _sick_gpus(self) -> list[int]:
-        """GPUs that their node says are not healthy."""
+        """GPUs that nobody can be given: not healthy, or in the hands of others."""
         return sorted(
             self.ledger.gpu_number(name, gpu.index)
             for name, facts in self.nodes.items()
             if name in self.ledger.node_index
             for gpu in facts.gpus
-            if not gpu.healthy and gpu.index < self.ledger.nodes[self.ledger.node_index[name]].gpus
+            if (not gpu.healthy or gpu.taken) and gpu.index < self.ledger.nodes[self.ledger.node_index[name]].gpus
         )
 
     def set_quota(self, tenant: str, gpus: int | None, now_s: float) -> None:
@@ -1269,5 +1292,5 @@ def _broken(report: Report) -> bool:
 
 
 def _as_why(text: str) -> Why:
-    known: tuple[Why, ...] = ("preempt", "migrate", "hold", "requeue", "cancel", "shutdown", "gang")
+    known: tuple[Why, ...] = ("preempt", "migrate", "hold", "requeue", "cancel", "shutdown", "gang", "taken")
     return next((why for why in known if why == text), "preempt")

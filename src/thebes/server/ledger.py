@@ -52,11 +52,13 @@ class NodeSpec:
     gpus: int
     gpu_type: str = ""
     memory_gib: float | None = None
+    rack: str = ""
 
 
 def cluster_of(nodes: Sequence[NodeSpec]) -> Cluster:
-    """The cluster that policies see: the nodes in this order, in one rack."""
-    groups = [(NodeKind(n.gpus, gpu_type=n.gpu_type, gpu_memory_gib=n.memory_gib), 1, [0]) for n in nodes]
+    """The cluster that policies see: the nodes in this order, which must be rack by rack."""
+    racks = {rack: at for at, rack in enumerate(dict.fromkeys(n.rack for n in nodes))}
+    groups = [(NodeKind(n.gpus, gpu_type=n.gpu_type, gpu_memory_gib=n.memory_gib), 1, [racks[n.rack]]) for n in nodes]
     built = build("live", groups)
     return Cluster(
         built.name, built.kinds, built.node_kind, built.node_rack, tuple(n.name for n in nodes), dict(built.links)
@@ -169,9 +171,9 @@ class Ledger:
         return self.nodes[node].name, gpu - int(self.cluster.node_first_gpu[node])
 
     def parts(self, gpus: Iterable[int]) -> list[tuple[str, tuple[int, ...]]]:
-        """A gang's GPUs by node, in the order of the cluster."""
+        """A gang's GPUs by node, in the order of the cluster: neighbours in the network have neighbouring ranks."""
         found: dict[str, list[int]] = {}
-        for gpu in gpus:
+        for gpu in sorted(gpus):
             node, number = self.local(gpu)
             found.setdefault(node, []).append(number)
         return [(node, tuple(numbers)) for node, numbers in found.items()]
@@ -625,7 +627,7 @@ class Ledger:
         return {
             "format": FORMAT,
             "t": now_s,
-            "nodes": [[n.name, n.gpus, n.gpu_type, n.memory_gib] for n in self.nodes],
+            "nodes": [_listed(n) for n in self.nodes],
             "policy": self.policy.label,
             "placement": self.placement.name,
             "ids": list(self.ids),
@@ -650,7 +652,7 @@ class Ledger:
     @classmethod
     def restore(cls, body: Mapping[str, Any], policy: Policy, placement: Placement, *, seed: int = 0) -> Ledger:
         """The ledger as it was. Fields that later versions of Thebes added are zero."""
-        nodes = [NodeSpec(name, gpus, kind, memory) for name, gpus, kind, memory in body["nodes"]]
+        nodes = [NodeSpec(*listed) for listed in body["nodes"]]
         ledger = cls(nodes, policy, placement, seed=seed)
         stored = np.frombuffer(_unpacked(body["jobs"]), dtype=np.dtype([(n, t) for n, t in body["dtype"]]))
         count = len(stored)
@@ -717,7 +719,7 @@ class Ledger:
             if job in kept:
                 jobs["node_kind"][row] = there.cluster.node_kind[there.cluster.gpu_node[kept[job][0]]]
         body |= {
-            "nodes": [[n.name, n.gpus, n.gpu_type, n.memory_gib] for n in nodes],
+            "nodes": [_listed(n) for n in nodes],
             "jobs": _packed(jobs[: len(moved.ids)].tobytes()),
             "slots": _packed(slots[: moved.slots_used].tobytes()),
             "blocked": [],
@@ -754,6 +756,11 @@ def _records(count: int) -> Any:
 
 def _ticks(quantum_s: float, now_s: float) -> float:
     return float(getattr(ticks_until, "py_func", ticks_until)(quantum_s, now_s))
+
+
+def _listed(node: NodeSpec) -> list[Any]:
+    """A node in a snapshot; the rack only where there is one, as in those written before there were any."""
+    return [node.name, node.gpus, node.gpu_type, node.memory_gib, *([node.rack] if node.rack else [])]
 
 
 def _packed(data: bytes) -> str:

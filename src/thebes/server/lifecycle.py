@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
 import subprocess
 import time
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 
 from thebes.engine.contract import PREEMPTED_EXIT_CODE
 from thebes.model.errors import UserError
-from thebes.node.instance import Attempt, Instance, LockHeld, stop_process
+from thebes.node.instance import Attempt, Instance, LockHeld, explain, stop_process
 from thebes.node.keeper import CONTROLLER_PATIENCE_S, MISTAKES, call_keeper, start_keeper, stop_instance
 from thebes.server.config import Config, NodeConfig, check_listening, live_policy, load, make, save
 
@@ -53,6 +54,14 @@ class Options:
     tls_key: str | None = None
     grace_s: float | None = None
     packing: bool | None = None
+    store: str | None = None
+    engine: str | None = None
+    partition: str | None = None
+    reservation: str | None = None
+    address: str | None = None
+    home: str | None = None
+    lease_s: float | None = None
+    shared: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,10 +100,79 @@ def wanted_config(saved: Config | None, options: Options) -> Config:
         "packing": options.packing,
         "tls_cert": _absolute(options.tls_cert),
         "tls_key": _absolute(options.tls_key),
+        "store": options.store,
+        "engine": options.engine,
+        "partition": options.partition,
+        "reservation": options.reservation,
+        "ray_address": options.address,
+        "lease_s": options.lease_s,
+        "shared_dir": _absolute(options.shared),
     }
     values.update({key: value for key, value in told.items() if value is not None})
-    values["nodes"] = [node.model_dump() for node in _wanted_nodes(saved, options)]
+    _check_engine_options(str(values.get("engine", "local")), options)
+    if values.get("engine", "local") == "local":
+        values["nodes"] = [node.model_dump() for node in _wanted_nodes(saved, options)]
+    else:
+        values |= _called_at(values, options)
+        values["nodes"] = [node.model_dump() for node in _site_nodes(saved, values)]
     return make(**values)
+
+
+def _check_engine_options(engine: str, options: Options) -> None:
+    """An option that would mean nothing is a mistake."""
+    belongs = {
+        "--partition": ("slurm", options.partition),
+        "--reservation": ("slurm", options.reservation),
+        "--address": ("ray", options.address),
+    }
+    for name, (to, value) in belongs.items():
+        if value is not None and engine != to:
+            raise UserError(f"{name} is for --engine {to}, and this is --engine {engine}", hint=f"add --engine {to}")
+    if engine != "local" and (options.virtual_gpus is not None or options.nodes is not None):
+        raise UserError(
+            f"--virtual-gpus and --nodes are for --engine local: {engine.capitalize()} tells which nodes there are",
+            hint="leave them out",
+        )
+    if engine == "local" and (options.home is not None or options.shared is not None):
+        raise UserError(
+            "--home and --shared are for --engine slurm or ray: the local engine has no other machines",
+            hint="leave them out, or add --engine",
+        )
+
+
+def _called_at(values: dict[str, Any], options: Options) -> dict[str, Any]:
+    """Where nodes call: as told, as before, or a free port that is kept from now on."""
+    host, port = str(values.get("home_host", "")), int(values.get("home_port", 0))
+    if options.home is not None:
+        told, colon, number = options.home.rpartition(":")
+        if colon and number.isdigit():
+            host, port = told.strip("[]"), int(number)
+        else:
+            host = options.home.strip("[]")
+        if not host or port > 65535:
+            raise UserError(f"--home {options.home}: not HOST or HOST:PORT", hint="for instance --home login1:7400")
+    if not port:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = int(probe.getsockname()[1])
+    return {"home_host": host, "home_port": port}
+
+
+def _site_nodes(saved: Config | None, values: dict[str, Any]) -> list[NodeConfig]:
+    """As the site tells now; if it cannot be asked, those of the last time: its jobs may still run there."""
+    from thebes.server.engines import discover
+
+    try:
+        return discover(
+            values["engine"],
+            partition=values.get("partition", ""),
+            reservation=values.get("reservation", ""),
+            ray_address=values.get("ray_address", ""),
+        )
+    except UserError:
+        if saved is None or saved.engine != values["engine"]:
+            raise
+        return list(saved.nodes)
 
 
 def _absolute(path: str | None) -> str | None:
@@ -182,6 +260,7 @@ def bring_up(
         was_up = instance.holder_pid("keeper") is not None
         mark = _LogMark(instance.log / "keeper.jsonl")
         if not was_up:
+            _make_shared(wanted)
             prepare(*chosen)
             if wanted != saved:
                 save(instance.config, wanted)
@@ -198,6 +277,17 @@ def bring_up(
                 _restore(instance, saved, wanted)
             raise
     return Brought(wanted, url, was_up)
+
+
+def _make_shared(config: Config) -> None:
+    """The folder that all nodes see, for us alone."""
+    if config.shared_dir:
+        path = Path(config.shared_dir)
+        try:
+            for folder in (path, path / "jobs", path / "nodes"):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise explain(error, path, "cannot be made") from error
 
 
 def _go_on(instance: Instance) -> None:
@@ -271,7 +361,7 @@ def _wait_until_ready(
             if not silent:
                 endpoint = instance.read_endpoint()
                 return endpoint["url"] if endpoint else ""
-            missing = f"no word from the agent of {', '.join(silent)}"
+            missing = f"no word from the agent of {', '.join(silent[:8])}"
         elif answer is not None and answer.status != 200:
             missing = f"the controller answers: {answer.body.get('error', answer.status)}"
         time.sleep(0.03)
@@ -283,11 +373,13 @@ def _wait_until_ready(
 
 
 def silent_nodes(instance: Instance, config: Config) -> list[str]:
-    """Nodes whose agent the controller has no connection to."""
+    """Nodes whose agent the controller has no connection to; on a site with many, one that answers is enough."""
     answer = ask(instance, "GET", "/v1/nodes", with_token=True, timeout_s=2.0)
     if answer is None or answer.status != 200:
         return config.node_names
     alive = {node["name"] for node in answer.body.get("nodes", []) if node.get("alive")}
+    if config.engine != "local" and alive:
+        return []
     return [name for name in config.node_names if name not in alive]
 
 

@@ -112,9 +112,9 @@ class _Server(uvicorn.Server):
 
 async def serve(instance: Instance, config: Config, listener: socket.socket) -> None:
     """Everything that lives as long as the controller, opened in order and closed in reverse."""
-    from thebes.engine.local import LocalEngine
     from thebes.server.api import create_app
     from thebes.server.controller import Controller
+    from thebes.server.engines import identify, make_engine
     from thebes.server.store import Store
 
     stop = asyncio.Event()
@@ -123,7 +123,8 @@ async def serve(instance: Instance, config: Config, listener: socket.socket) -> 
     store = Store.open(instance.store)
     try:
         keep_admin_token(instance, store)
-        controller = Controller(store, LocalEngine(instance.dir, config.node_names), config, instance)
+        engine = make_engine(config, instance, identify(store))
+        controller = Controller(store, engine, config, instance)
         await controller.open()
         try:
             app = create_app(controller, store, config)

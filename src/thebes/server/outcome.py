@@ -15,9 +15,9 @@ from thebes.engine.contract import GANG_NOT_STARTED, PREEMPTED_EXIT_CODE, Report
 Kind = Literal["completed", "preempted", "failed", "timeout", "cancelled", "lost"]
 
 # Why an incarnation was asked to stop; empty: it was not.
-Why = Literal["", "preempt", "migrate", "hold", "requeue", "cancel", "shutdown", "gang"]
+Why = Literal["", "preempt", "migrate", "hold", "requeue", "cancel", "shutdown", "gang", "taken"]
 TAKEN_DOWN = (-15, -9)  # how a rank ends that is stopped because of another
-RESUMABLE = ("preempt", "migrate", "hold", "requeue", "shutdown")
+RESUMABLE = ("preempt", "migrate", "hold", "requeue", "shutdown", "taken")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,78 @@
+"""How long a node may go on alone: the lease that keeps a job from living twice when a node is cut off. Pure.
+
+Whoever supervises jobs hears from the controller, and may ask the head of the cluster (Slurm's or Ray's) whether this
+node still counts. Without either for the time of the lease it is cut off: others will take its jobs for lost. So it
+asks them to save, and kills what is left half a lease later; only then does the controller start them elsewhere.
+Imports nothing: `step.py` uses it, too.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Verdict = Literal["held", "ask", "notice", "kill"]
+
+ASK_FROM = 0.5  # of the lease: from then on the head is asked
+ASK_EVERY = 1 / 6
+KILL_AT = 1.5
+
+
+def over_s(lease_s: float) -> float:
+    """After so much silence nothing of it is alive: what the controller waits before it takes jobs for lost."""
+    return KILL_AT * lease_s + max(2.0, 0.1 * lease_s)
+
+
+class Lease:
+    """One lease; times are seconds of any clock that goes on by itself."""
+
+    def __init__(self, lease_s: float, now_s: float) -> None:
+        self.lease_s = lease_s
+        self._heard_s = now_s
+        self._asked_s = float("-inf")
+        self._parked_until_s = float("-inf")
+        self._noticed = False
+
+    def renew(self, now_s: float) -> None:
+        """Word from the controller, or the head says that all is well."""
+        self._heard_s = max(self._heard_s, now_s)
+        self._parked_until_s = float("-inf")
+        self._noticed = False
+
+    def park(self, for_s: float, now_s: float) -> None:
+        """The controller has left on purpose and will be back."""
+        self.renew(now_s)
+        self._parked_until_s = now_s + for_s
+
+    def silent_s(self, now_s: float) -> float:
+        return now_s - max(self._heard_s, min(now_s, self._parked_until_s))
+
+    def verdict(self, now_s: float) -> Verdict:
+        """What to do now. `ask` and `notice` are said once for each time that they are due."""
+        silent_s = self.silent_s(now_s)
+        if silent_s >= KILL_AT * self.lease_s:
+            return "kill"
+        if silent_s >= self.lease_s:
+            if not self._noticed:
+                self._noticed = True
+                return "notice"
+        elif silent_s >= ASK_FROM * self.lease_s and now_s - self._asked_s >= ASK_EVERY * self.lease_s:
+            self._asked_s = now_s
+            return "ask"
+        return "held"
+
+    def next_s(self, now_s: float) -> float:
+        """When to ask for a verdict again."""
+        silent_s = self.silent_s(now_s)
+        for at in (ASK_FROM, 1.0, KILL_AT):
+            if silent_s < at * self.lease_s:
+                wait_s = at * self.lease_s - silent_s
+                doubtful = ASK_FROM * self.lease_s <= silent_s < self.lease_s
+                return now_s + (min(wait_s, ASK_EVERY * self.lease_s) if doubtful else wait_s)
+        return now_s + self.lease_s
+
+    @property
+    def notice_grace_s(self) -> float:
+        """From the notice to the kill."""
+        return (KILL_AT - 1.0) * self.lease_s
