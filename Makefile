@@ -4,11 +4,11 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT := out
 
-.PHONY: help setup demo test test-slow test-faults test-torch lint bench bench-quick bench-rubick compare-all lock clean
+.PHONY: help setup demo test test-slow test-faults test-torch test-slurm test-ray test-postgres lint bench bench-quick bench-rubick compare-all lock clean
 
 help:
 	@echo "make demo   replay a real trace under four policies, write out/demo.html; then a live cluster for a minute"
-	@echo "make test   run all tests (make test-slow, test-faults and test-torch are the long ones)"
+	@echo "make test   run all tests (test-slow, -faults, -torch, -slurm, -ray, -postgres are the others)"
 	@echo "make bench  measure speed, write benchmarks/results/"
 	@echo "make bench-rubick  Rubick and its baselines on the published 406 jobs, write benchmarks/results/rubick.json"
 	@echo "make compare-all  every policy on real traces and three networks: docs/comparison.md, out/compare-all.html"
@@ -36,10 +36,10 @@ demo: $(READY)
 	$(BIN)/thebes rehearse --jobs 40 --seconds 60 --json $(OUT)/rehearsal.json
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not faults and not torch"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not faults and not torch and not slurm and not ray and not postgres"
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not slurm and not ray and not postgres"
 
 test-faults: $(READY)
 	$(BIN)/python -m pytest -m faults
@@ -47,7 +47,20 @@ test-faults: $(READY)
 # PyTorch is large and only these tests need it.
 test-torch: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/torch.txt
-	$(BIN)/python -m pytest -m torch
+	$(BIN)/python -m pytest -m "torch and not slurm and not ray"
+
+# Slurm comes from Debian: slurmctld slurmd slurm-client munge iproute2. Needs root for fake GPUs and namespaces.
+test-slurm: $(READY)
+	$(BIN)/python -m pytest -m slurm
+
+# Ray is large and only these tests need it.
+test-ray: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/ray.txt
+	$(BIN)/python -m pytest -m ray
+
+# PostgreSQL comes from Debian: postgresql.
+test-postgres: $(READY)
+	$(BIN)/python -m pytest -m postgres
 
 lint: $(READY)
 	$(BIN)/ruff check .
