@@ -176,6 +176,12 @@ def compare(
     cluster: ClusterSpec,
     policies: Annotated[str, typer.Option("--policies", metavar="A,B,C", help="Names, with commas between them.")],
     workers: Annotated[int | None, typer.Option(min=1, help="Processes at a time; as many as there are cores.")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray", metavar="ADDRESS", help="Run on a Ray cluster, one task per policy: HOST:PORT of its head, or auto."
+        ),
+    ] = None,
     *,
     shared: Shared,
 ) -> None:
@@ -188,9 +194,15 @@ def compare(
     choices = choose_several(names, parse_settings(shared.settings or []), shared.common())
     _check_outputs(shared, None)
     where, jobs = shared.inputs(cluster, trace)
-    _compile_for([choice.policy for choice in choices])
+    if ray is None:
+        _compile_for([choice.policy for choice in choices])
     with _progress([choice.policy.label for choice in choices]) as advance:
-        results = run_several(jobs, where, choices, workers=workers, advance=advance)
+        if ray is None:
+            results = run_several(jobs, where, choices, workers=workers, advance=advance)
+        else:
+            from thebes.sim.ray_sweep import run_on_ray
+
+            results = run_on_ray(jobs, where, choices, ray, workers=workers, advance=advance)
     if shared.json != "-":
         print_comparison([result.metrics for result in results])
     _tell_notes(results)

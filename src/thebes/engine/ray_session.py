@@ -1,0 +1,100 @@
+"""Joining a Ray cluster, and saying clearly why that did not work.
+
+Nothing but the driver process of the engine, `thebes engine check ray` and sweeps import this: Ray's own library may end
+the process that it is loaded into (it does when a head that keeps its state in memory is restarted).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import re
+import socket
+from importlib import import_module
+from typing import Any
+
+from thebes.model.errors import UserError
+
+NAMESPACE = "thebes"
+ANSWER_S = 10.0
+INSTALL_HINT = "Install it with: pip install 'thebes[ray]'"
+_START_HINT = "`ray status` on a node of the cluster tells its address; `ray start --head` starts one"
+
+
+def load_ray(needed_for: str) -> Any:
+    """The module, or one clear error."""
+    try:
+        return import_module("ray")
+    except ImportError as error:
+        if error.name and error.name.partition(".")[0] != "ray":
+            raise UserError(f"Ray does not load: {error}", hint="install it again: pip install 'thebes[ray]'") from error
+        raise UserError(f"{needed_for} needs Ray, which is not installed.", hint=INSTALL_HINT) from error
+
+
+def join(ray: Any, address: str, *, timeout_s: float = ANSWER_S) -> None:
+    """Become a driver of the cluster; UserError when nobody answers there or versions do not agree."""
+    place = where(ray, address)
+    if not place.startswith("ray://"):
+        knock(place, timeout_s)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(
+            address=place,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+            configure_logging=False,
+        )
+    except Exception as error:
+        raise explain(place, error) from error
+
+
+def where(ray: Any, address: str) -> str:
+    """`auto` is the cluster that this machine is a node of; otherwise HOST:PORT of the head or ray://HOST:PORT."""
+    if address not in ("", "auto"):
+        if not address.startswith("ray://") and not re.fullmatch(r"\[?[\w.:-]+\]?:\d{1,5}", address):
+            raise UserError(
+                f"'{address}' is not the address of a Ray cluster",
+                hint="write HOST:PORT of its head (6379 unless chosen otherwise), ray://HOST:10001, or auto",
+            )
+        return address
+    services = import_module("ray._private.services")
+    try:
+        found = services.canonicalize_bootstrap_address("auto")
+    except (ConnectionError, OSError):
+        found = None
+    if not found:
+        raise UserError("this machine is not a node of a running Ray cluster", hint=f"give an address; {_START_HINT}")
+    return found
+
+
+def knock(place: str, timeout_s: float) -> None:
+    """Whether anybody listens there, before Ray tries for a minute."""
+    host, _, port = place.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+    except (OSError, OverflowError) as error:
+        why = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
+        raise UserError(f"no Ray cluster answers at {place}: {why}", hint=_START_HINT) from None
+
+
+def explain(place: str, error: Exception) -> UserError:
+    """Ray's words about a failed join in one sentence."""
+    text = str(error)
+    if "ersion mismatch" in text:
+        said = dict(re.findall(r"(Ray|Python): ([\w.]+)", text.partition("This process")[0]))
+        ours = dict(re.findall(r"(Ray|Python): ([\w.]+)", text.partition("This process")[2]))
+        here = ours.get("Python", platform.python_version())
+        return UserError(
+            f"the Ray cluster at {place} runs Ray {said.get('Ray', '?')} on Python {said.get('Python', '?')}, "
+            f"here are Ray {ours.get('Ray', '?')} and Python {here}",
+            hint="both must be the same on all machines: install Thebes in an environment with the cluster's versions",
+        )
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    if "Can't find a `node_ip_address" in text or "raylet" in text.lower():
+        return UserError(
+            f"this machine is not a node of the Ray cluster at {place}",
+            hint="run the controller on a machine of the cluster (the head is the best), or use ray://HEAD:10001",
+        )
+    return UserError(f"the Ray cluster at {place} cannot be joined: {first}", hint=_START_HINT)
