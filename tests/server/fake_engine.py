@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 
-from thebes.engine.contract import Gpu, Launch, Listener, Mechanism, NodeChange, NodeFacts, Refused, Report
+from thebes.engine.contract import Gpu, GpusTaken, Launch, Listener, Mechanism, NodeChange, NodeFacts, Refused, Report
 
 
 class FakeClock:
@@ -47,6 +47,9 @@ class FakeEngine:
         self.refuse_suspend = False
         self.unreachable = False
         self.sick: set[tuple[str, int]] = set()
+        self.taken: dict[tuple[str, int], str] = {}  # by others, and told
+        self.about_to_be_taken: set[tuple[str, int]] = set()  # by others, and not told before the next launch
+        self.drained: dict[str, str] = {}  # by the site
         self.launches: dict[tuple[str, int], int] = {}
 
     # -- the contract
@@ -74,6 +77,13 @@ class FakeEngine:
         if launch.incarnation < self.fence.get(launch.job_id, 0):
             raise Refused("an older incarnation")
         self.fence[launch.job_id] = launch.incarnation
+        wanted = {(part.node, gpu) for part in launch.parts for gpu in part.gpus}
+        if wanted & self.about_to_be_taken:
+            self.taken |= dict.fromkeys(self.about_to_be_taken, "Slurm job 7 of alice")
+            self.about_to_be_taken = set()
+            for node in self.sizes:
+                self.tell_of(node)
+            raise GpusTaken("alice was faster")
         if key in self.living or key in self.ended:
             return
         self.launches[key] = self.launches.get(key, 0) + 1
@@ -200,8 +210,16 @@ class FakeEngine:
     # -- inside
 
     def _facts(self, node: str) -> NodeFacts:
-        gpus = tuple(Gpu(i, virtual=True, healthy=(node, i) not in self.sick) for i in range(self.sizes[node]))
-        return NodeFacts(node, gpus, alive=self.up[node], mechanisms=self.mechanisms)
+        gpus = tuple(
+            Gpu(i, virtual=True, healthy=(node, i) not in self.sick, taken=self.taken.get((node, i), ""))
+            for i in range(self.sizes[node])
+        )
+        drained = self.drained.get(node, "")
+        return NodeFacts(node, gpus, alive=self.up[node], mechanisms=self.mechanisms, drained=drained)
+
+    def tell_of(self, node: str) -> None:
+        if self.listener is not None:
+            self.listener(NodeChange(self._facts(node)))
 
     def _tell(self, one: Living, report: Report) -> None:
         one.reports[report.node] = report

@@ -57,7 +57,7 @@ class Lease:
             if not self._noticed:
                 self._noticed = True
                 return "notice"
-        elif silent_s >= ASK_FROM * self.lease_s and now_s - self._asked_s >= ASK_EVERY * self.lease_s:
+        elif silent_s >= ASK_FROM * self.lease_s and now_s - self._asked_s >= 0.99 * ASK_EVERY * self.lease_s:
             self._asked_s = now_s
             return "ask"
         return "held"

@@ -120,6 +120,8 @@ def wanted_config(saved: Config | None, options: Options) -> Config:
 
 def _check_engine_options(engine: str, options: Options) -> None:
     """An option that would mean nothing is a mistake."""
+    if engine not in ("local", "slurm", "ray"):
+        raise UserError(f"--engine {engine}: there is no such engine", hint="local, slurm or ray")
     belongs = {
         "--partition": ("slurm", options.partition),
         "--reservation": ("slurm", options.reservation),
