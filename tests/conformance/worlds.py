@@ -1,0 +1,223 @@
+"""Three worlds in which the same engine tests run: this machine, Slurm, Ray. Four nodes of 8 GPUs each.
+
+A world is made once per module. `world.engine()` makes a new engine on it, as a controller does when it starts: job ids
+are never used twice, so tests do not see each other's jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+from components import require
+from thebes.engine.contract import Engine, Launch, NodeChange, NodeFacts, Part, Report
+from thebes.engine.site import Site
+from thebes.node import processes
+
+PATIENCE_S = 60.0
+GPUS = 8
+KEY = bytes(range(32))
+_numbers = count(1)
+
+
+class World(Protocol):
+    name: str
+    nodes: list[str]
+    shared: Path
+
+    def engine(self) -> Engine: ...
+
+
+class Local:
+    """Agents on this machine."""
+
+    name = "local"
+    nodes: list[str]
+
+    def __init__(self, folder: Path) -> None:
+        self.shared, self.nodes = folder, [f"n{i}" for i in range(1, 5)]
+
+    def engine(self) -> Engine:
+        from thebes.engine.local import LocalEngine
+
+        return LocalEngine(self.shared, self.nodes)
+
+
+class Called:
+    """A cluster whose nodes call home: Slurm or Ray."""
+
+    def __init__(self, name: str, nodes: list[str], shared: Path, make: Callable[[Site], Engine], **site: Any) -> None:
+        self.name, self.nodes, self.shared, self._make, self._site = name, nodes, shared, make, site
+        self._epochs = count(1)
+
+    def engine(self) -> Engine:
+        site = Site(
+            instance_id="conform1",
+            key=KEY,
+            epoch=next(self._epochs),
+            gpus=dict.fromkeys(self.nodes, GPUS),
+            gpu_types=dict.fromkeys(self.nodes, ""),
+            shared_dir=self.shared,
+            lease_s=20.0,
+            **self._site,
+        )
+        return self._make(site)
+
+
+@contextmanager
+def local_world(folder: Path) -> Iterator[World]:
+    from node_cluster import agents, make_folder
+
+    nodes = [f"n{i}" for i in range(1, 5)]
+    make_folder(folder, dict.fromkeys(nodes, GPUS))
+    with agents(folder, *nodes):
+        yield Local(folder)
+
+
+@contextmanager
+def slurm_world(folder: Path) -> Iterator[World]:
+    require("slurm")
+    import pytest
+    from slurm_cluster import slurm_cluster
+    from thebes.engine.slurm import SlurmEngine
+
+    with slurm_cluster(nodes=4, gpus=GPUS) as slurm, pytest.MonkeyPatch.context() as patch:
+        for name, value in slurm.env.items():
+            patch.setenv(name, value)
+        nodes = [f"n{i}" for i in range(1, 5)]
+        yield Called("slurm", nodes, folder, SlurmEngine, home_host=slurm.address, home_port=_free_port())
+
+
+@contextmanager
+def ray_world(folder: Path) -> Iterator[World]:
+    require("ray")
+    from ray_cluster import RayCluster
+    from thebes.engine.ray import RayEngine
+
+    with RayCluster() as ray:
+        nodes = [f"n{i}" for i in range(1, 5)]
+        port = _free_port()
+        yield Called("ray", nodes, folder, RayEngine, ray_address=ray.address, home_host="127.0.0.1", home_port=port)
+
+
+WORLDS = {"local": local_world, "slurm": slurm_world, "ray": ray_world}
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def fresh_job() -> str:
+    return str(next(_numbers))
+
+
+class Told:
+    """An open engine with everything it has told, newest last."""
+
+    def __init__(self, world: World, engine: Engine) -> None:
+        self.world, self.engine = world, engine
+        self.heard: list[Report | NodeChange] = []
+
+    def listen(self, news: Report | NodeChange) -> None:
+        self.heard.append(news)
+
+    async def until(self, true: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (found := true()):
+            assert time.monotonic() < deadline, f"waited in vain for {what}; heard: {self.heard[-6:]}"
+            await asyncio.sleep(0.02)
+        return found
+
+    def latest(self, job_id: str, incarnation: int, node: str) -> Report | None:
+        for one in reversed(self.heard):
+            if isinstance(one, Report) and (one.job_id, one.incarnation, one.node) == (job_id, incarnation, node):
+                return one
+        return None
+
+    async def report(self, launch: Launch, state: str, node: str | None = None) -> Report:
+        """Wait until the engine has told that a part (the first, unless said) is in this state."""
+        where = node or launch.parts[0].node
+
+        def there() -> Report | None:
+            found = self.latest(launch.job_id, launch.incarnation, where)
+            return found if found and found.state == state else None
+
+        return await self.until(there, f"{launch.job_id}.{launch.incarnation} {state} on {where}")
+
+    async def ended(self, launch: Launch, node: str | None = None) -> Report:
+        return await self.report(launch, "exited", node)
+
+    async def log(self, launch: Launch, rank: int = 0) -> str:
+        data, _ = await self.engine.read_log(launch.job_id, launch.incarnation, rank, 0, 1 << 20)
+        return data.decode()
+
+    async def printed(self, launch: Launch, text: str, rank: int = 0) -> str:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                found = await self.log(launch, rank)
+            except FileNotFoundError:
+                found = ""
+            if text in found:
+                return found
+            assert time.monotonic() < deadline, f"{text!r} is not in the log: {found[-500:]!r}"
+            await asyncio.sleep(0.02)
+
+    async def all_up(self) -> list[NodeFacts]:
+        """Wait until every node is there."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            nodes = await self.engine.nodes()
+            if len(nodes) == len(self.world.nodes) and all(node.alive for node in nodes):
+                return nodes
+            assert time.monotonic() < deadline, f"not all nodes are up: {nodes}"
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def opened(world: World, *, wait: bool = True) -> AsyncIterator[Told]:
+    told = Told(world, world.engine())
+    await told.engine.open(told.listen)
+    try:
+        if wait:
+            await told.all_up()
+        yield told
+    finally:
+        await told.engine.close()
+
+
+def on(world: World, *gpus: tuple[int, ...]) -> tuple[Part, ...]:
+    """Parts on the first nodes: these GPUs of the first, those of the second, …"""
+    return tuple(Part(node, numbers) for node, numbers in zip(world.nodes, gpus, strict=False) if numbers)
+
+
+def python(world: World, script: str, *gpus: tuple[int, ...], job_id: str = "", **more: Any) -> Launch:
+    defaults: dict[str, Any] = {"incarnation": 1, "workdir": "/", "grace_s": 10.0}
+    return Launch(
+        job_id=job_id or fresh_job(),
+        parts=on(world, *(gpus or ((0,),))),
+        command=(sys.executable, "-I", "-S", "-c", script),
+        **{**defaults, **more},
+    )
+
+
+def processes_of(launch: Launch) -> list[int]:
+    """Every process of this incarnation on this machine, by its environment."""
+    mark = f"THEBES_ATTEMPT={launch.job_id}.{launch.incarnation}".encode()
+    return [pid for pid in processes.all_pids() if mark in processes.environment(pid).split(b"\0")]
+
+
+@contextmanager
+def world_of(kind: str, folder: Path) -> Iterator[World]:
+    with ExitStack() as stack:
+        yield stack.enter_context(WORLDS[kind](folder))
