@@ -44,6 +44,9 @@ test-slow: $(READY)
 test-faults: $(READY)
 	$(BIN)/python -m pytest -m faults
 
+test-postgres: $(READY)
+	$(BIN)/python -m pytest -m postgres
+
 # PyTorch is large and only these tests need it.
 test-torch: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/torch.txt
@@ -85,7 +88,7 @@ compare-all: $(READY)
 
 # No index address ends up in the lock file.
 lock:
-	uv pip compile pyproject.toml --extra report --extra live --group dev --python-version 3.11 --universal \
+	uv pip compile pyproject.toml --extra report --extra live --extra postgres --group dev --python-version 3.11 --universal \
 	  --generate-hashes --no-emit-index-url --no-header --no-annotate -o requirements/dev.txt
 
 clean:

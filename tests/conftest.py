@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 from thebes.sim import fast, loop
 from workloads import EFFORT, shared_data
+
+if TYPE_CHECKING:
+    from postgres_server import PostgresServer
 
 # Compiled code is loaded inside the first example of a test; a deadline would measure that.
 # Examples are the same in every run, unless THEBES_TEST_EFFORT asks for more of them.
@@ -44,3 +48,29 @@ def shared() -> Path:
     if not shared_data().is_dir():
         pytest.skip("the real traces (../shared/data) are not beside this checkout")
     return shared_data()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real PostgreSQL server for all tests of this process. Tests that use it carry the mark `postgres`."""
+    from components import require
+
+    require("postgres")
+    from postgres_server import PostgresServer
+
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres: PostgresServer) -> str:
+    """A database with the tables of an empty store, to be copied: quicker than to make them for each test."""
+    from thebes.server import store as db
+
+    name = postgres.new_database()
+    db.Store.open(postgres.url(name)).close()
+    return name

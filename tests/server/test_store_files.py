@@ -197,7 +197,7 @@ def test_a_crashed_store_that_is_newer_keeps_its_log(old: Path) -> None:
     """What is refused stays as it is, with the changes that are only in the log so far."""
     there = old.parent / "crashed"
     there.mkdir()
-    with db.Store.open(old, upgrades=(add_project,)) as store:
+    with db.Store.open(old, upgrades=(*migrations.UPGRADES, add_project)) as store:
         store.change_blocking(one())
         for name in ("store.db", "store.db-wal"):
             shutil.copy(old.with_name(name), there / name)  # as a crash would leave them

@@ -12,12 +12,6 @@ from store_samples import one
 from thebes.server import store as db
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[db.Store]:
-    with db.Store.open(tmp_path / "store.db") as opened:
-        yield opened
-
-
 def test_an_event_comes_back_as_it_was_written(store: db.Store) -> None:
     store.change_blocking(one())
     seq = store.change_blocking(

@@ -15,12 +15,6 @@ from thebes.model.errors import UserError
 from thebes.server import store as db
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[db.Store]:
-    with db.Store.open(tmp_path / "store.db") as opened:
-        yield opened
-
-
 def test_a_job_comes_back_as_it_was_submitted(store: db.Store) -> None:
     made = store.change_blocking(lambda c: submit(c, nodes=2, gpus=8, priority=5, held=True, client_key="k"))
     with store.read() as c:

@@ -52,8 +52,8 @@ class Undo(Exception):  # noqa: N818
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[db.Store]:
-    with db.Store.open(tmp_path_factory.mktemp("lists") / "store.db") as opened:
+def store(new_place: Callable[[], Path | str]) -> Iterator[db.Store]:
+    with db.Store.open(new_place()) as opened:
         yield opened
 
 

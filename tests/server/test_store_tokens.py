@@ -13,12 +13,6 @@ from thebes.model.errors import UserError
 from thebes.server import store as db
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[db.Store]:
-    with db.Store.open(tmp_path / "store.db") as opened:
-        yield opened
-
-
 def test_a_token_opens_the_door_for_its_user(store: db.Store) -> None:
     text, row = store.change_blocking(lambda c: db.create_token(c, "ann", "user", "lab", None, now_s=10.0))
     assert re.fullmatch(r"thb_[A-Za-z0-9_-]{43}", text)

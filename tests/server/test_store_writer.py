@@ -18,12 +18,6 @@ from store_samples import one, submit
 from thebes.server import store as db
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[db.Store]:
-    with db.Store.open(tmp_path / "store.db") as opened:
-        yield opened
-
-
 def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():

@@ -13,10 +13,10 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, func, or_, select, union_all
 
+from thebes.server.database import Prepared
 from thebes.server.principal import EVERYTHING, Viewer
 from thebes.server.rows import EventRow, JournalEntry
 from thebes.server.schema import events, jobs, journal
-from thebes.server.sqlite import Prepared
 
 MAX_EVENTS = 10_000
 KEEP_EVENTS = 5_000_000

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, func, literal_column, or_, select, union
 
 from thebes.model.errors import UserError
+from thebes.server.database import Prepared
 from thebes.server.principal import Viewer
 from thebes.server.rows import AttemptRow, JobRow, Parts
 from thebes.server.schema import (
@@ -30,7 +31,6 @@ from thebes.server.schema import (
     nodes,
     specs,
 )
-from thebes.server.sqlite import Prepared
 from thebes.server.store_errors import StoreConflict
 
 MAX_PAGE = 1000
@@ -344,7 +344,7 @@ def count_by_state(c: Connection, viewer: Viewer) -> dict[str, int]:
         own = job_counts.c.user == viewer.user
         seen = [or_(own, job_counts.c.tenant == viewer.tenant) if viewer.sees_tenant else own]
     statement = select(job_counts.c.state, func.sum(job_counts.c.number)).where(*seen).group_by(job_counts.c.state)
-    counted.update((state, number) for state, number in c.execute(statement))
+    counted.update((state, int(number)) for state, number in c.execute(statement))
     return counted
 
 

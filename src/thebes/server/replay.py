@@ -18,7 +18,7 @@ from thebes.model.decision import HOLDS
 from thebes.model.errors import UserError
 from thebes.placement import Placement
 from thebes.policy.base import Policy
-from thebes.server import sqlite
+from thebes.server.database import database_at
 from thebes.server.history import entries_from
 from thebes.server.ledger import Ledger
 from thebes.server.rows import JournalEntry
@@ -117,7 +117,7 @@ def _journal(path: Path, wanted: int | None) -> Iterator[JournalEntry]:
     """The journal from the last snapshot before entry `wanted` on, or from the oldest one; read without a writer."""
     if not path.exists():
         raise UserError(f"there is no store at {path}", hint="name the folder of an instance with --dir")
-    engine = sqlite.reader_engine(path)
+    engine = database_at(path).reader_engine()
     try:
         with engine.connect() as c:
             snapshots = select(func.min(journal.c.seq) if wanted is None else func.max(journal.c.seq)).where(

@@ -7,19 +7,24 @@ moved. A job's specification lies in a table of its own: the members of an array
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     CheckConstraint,
     Column,
     Float,
     ForeignKey,
     Index,
-    Integer,
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     Table,
-    Text,
     func,
+)
+from sqlalchemy import (
+    Integer as _Integer,
+)
+from sqlalchemy import (
+    Text as _Text,
 )
 
 ALIVE_STATES: tuple[str, ...] = ("queued", "held", "starting", "running", "preempting", "suspended")
@@ -27,6 +32,10 @@ TERMINAL_STATES: tuple[str, ...] = ("completed", "failed", "cancelled", "timeout
 STATES: tuple[str, ...] = ALIVE_STATES + TERMINAL_STATES
 
 JOURNAL_KINDS = ("snapshot", "input", "decision")
+
+# SQLite's integers have 64 bits and its texts are sorted by their bytes: the same is asked of PostgreSQL.
+Integer = _Integer().with_variant(BigInteger(), "postgresql")
+Text = _Text().with_variant(_Text(collation="C"), "postgresql")
 
 metadata = MetaData()
 
@@ -80,8 +89,8 @@ jobs = Table(
 Index("jobs_by_state", jobs.c.state, jobs.c.seq)
 Index("jobs_by_user", jobs.c.user, jobs.c.state, jobs.c.seq, jobs.c.tenant, jobs.c.name)
 Index("jobs_by_tenant", jobs.c.tenant, jobs.c.state, jobs.c.seq, jobs.c.user, jobs.c.name)
-Index("jobs_by_name", jobs.c.name, jobs.c.state, jobs.c.seq, sqlite_where=jobs.c.name.is_not(None))
-Index("jobs_by_array", jobs.c.array_id, jobs.c.seq, sqlite_where=jobs.c.array_id.is_not(None))
+Index("jobs_by_name", jobs.c.name, jobs.c.state, jobs.c.seq, sqlite_where=jobs.c.name.is_not(None), postgresql_where=jobs.c.name.is_not(None))
+Index("jobs_by_array", jobs.c.array_id, jobs.c.seq, sqlite_where=jobs.c.array_id.is_not(None), postgresql_where=jobs.c.array_id.is_not(None))
 # In a plain UNIQUE two NULLs differ, and a single job has no array index.
 Index(
     "jobs_by_client_key",
@@ -89,7 +98,7 @@ Index(
     jobs.c.client_key,
     func.coalesce(jobs.c.array_index, -1),
     unique=True,
-    sqlite_where=jobs.c.client_key.is_not(None),
+    sqlite_where=jobs.c.client_key.is_not(None), postgresql_where=jobs.c.client_key.is_not(None),
 )
 
 # How many jobs there are of each sort, kept by create_jobs and update_job: to count them would take longer and longer.
@@ -138,7 +147,7 @@ attempts = Table(
     Column("lost_s", Float, nullable=False),
     PrimaryKeyConstraint("job_id", "incarnation"),
 )
-Index("attempts_open", attempts.c.created_s, sqlite_where=attempts.c.ended_s.is_(None))
+Index("attempts_open", attempts.c.created_s, sqlite_where=attempts.c.ended_s.is_(None), postgresql_where=attempts.c.ended_s.is_(None))
 
 # `user` and `tenant` are those of the job, copied: who may see an event is then found without reading the jobs.
 events = Table(
@@ -198,4 +207,35 @@ nodes = Table(
     Column("name", Text, primary_key=True),
     Column("drained", Boolean, nullable=False),
     Column("reason", Text, nullable=False),
+)
+
+# One row. `epoch` grows whenever another controller begins to lead, also where there is only one; it is the key, so that
+# a commit can hold it fast (FOR KEY SHARE) without keeping the leader from renewing its lease.
+leader = Table(
+    "leader",
+    metadata,
+    Column("epoch", Integer, primary_key=True, autoincrement=False),
+    Column("holder", Text, nullable=False),
+    Column("beats", Integer, nullable=False),
+    Column("expires_s", Float, nullable=False),  # by the clock of the database
+)
+FIRST_LEADER = {"epoch": 0, "holder": "", "beats": 0, "expires_s": 0.0}
+
+controllers = Table(
+    "controllers",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("home", Text, nullable=False),
+    Column("seen_s", Float, nullable=False),  # by the clock of the database
+)
+
+# The number of the last commit of each writer: whether a commit was made whose answer was lost is found here.
+commits = Table(
+    "commits",
+    metadata,
+    Column("writer", Text, primary_key=True),
+    Column("number", Integer, nullable=False),
+    Column("seen_s", Float, nullable=False),
 )

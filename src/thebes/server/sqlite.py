@@ -1,7 +1,7 @@
 """Everything that is particular to SQLite: connections, transactions, which errors mean "the disk", checks, copies.
 
-Another database would need its own edition of this file and nothing else. Connections are in the driver's autocommit
-mode; transactions are begun and ended here in plain words, so that nothing is committed by accident.
+`postgres.py` is the same for the other database. Connections are in the driver's autocommit mode; transactions are begun
+and ended here in plain words, so that nothing is committed by accident.
 """
 
 from __future__ import annotations
@@ -11,24 +11,20 @@ import os
 import sqlite3
 import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine
-from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.elements import CompilerElement
 
 from thebes.model.errors import UserError
+from thebes.server.database import Database, WriteSide
 from thebes.server.store_errors import StoreUnavailable
 
 Error = sqlite3.Error
 
 HEADER = b"SQLite format 3\0"
-_DIALECT = SQLiteDialect_pysqlite(paramstyle="qmark")
 BUSY_TIMEOUT_MS = 5_000
 QUICK_CHECK_S = 0.5  # a big store is checked as far as this goes: a restart must not take minutes
 
@@ -120,33 +116,6 @@ def driver(connection: Connection) -> sqlite3.Connection:
     return raw
 
 
-class Prepared:
-    """A statement compiled once and handed to the driver directly, for what every submit and change of state does.
-
-    SQLAlchemy's own way costs about 25 µs, seven times what SQLite needs. All parameters must be named ones, and rows
-    come as the driver gives them: a boolean is 0 or 1.
-    """
-
-    def __init__(self, statement: CompilerElement) -> None:
-        compiled = statement.compile(dialect=_DIALECT)
-        assert isinstance(compiled, SQLCompiler)
-        self._sql = str(compiled)
-        self._names = tuple(compiled.positiontup or ())
-
-    def run(self, c: Connection, values: Mapping[str, Any] | None = None) -> sqlite3.Cursor:
-        parameters = [values[name] for name in self._names] if values else []
-        try:
-            return driver(c).execute(self._sql, parameters)
-        except sqlite3.IntegrityError as error:
-            raise IntegrityError(self._sql, None, error, hide_parameters=True) from error
-
-    def insert(self, c: Connection, values: Mapping[str, Any]) -> int:
-        """The integer primary key of the new row."""
-        number = self.run(c, values).lastrowid
-        assert number is not None
-        return number
-
-
 def begin_write(raw: sqlite3.Connection) -> None:
     # IMMEDIATE takes the write lock now, not at the first change, where waiting for it is not possible any more.
     raw.execute("BEGIN IMMEDIATE")
@@ -204,7 +173,7 @@ def _access_hint(path: Path) -> str:
     )
 
 
-def explain_open_error(path: Path, error: DBAPIError | Error | OSError) -> UserError:
+def explain_open_error(path: Path, error: Exception) -> UserError:
     """The one clear message for a store that does not open."""
     detail = str(error.orig if isinstance(error, DBAPIError) else error)
     fault = fault_of(error) or detail
@@ -252,3 +221,104 @@ def keep_copy(connection: Connection, copy: Path) -> None:
     except BaseException:
         unfinished.unlink(missing_ok=True)  # the disk may be full of it
         raise
+
+
+class SQLite(Database):
+    """A store in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.label = str(path)
+
+    def prepare(self, check_version: Callable[[Connection], object]) -> None:
+        if prepare_file(self.path):
+            return
+        with inspect_engine(self.path).connect() as connection:
+            check(connection, self.path)
+            check_version(connection)
+
+    def migration_engine(self) -> Engine:
+        return writer_engine(self.path)
+
+    def write_side(self) -> WriteSide:
+        return _SQLiteWriteSide(writer_engine(self.path))
+
+    def reader_engine(self) -> Engine:
+        return reader_engine(self.path)
+
+    def begin_read(self, engine: Engine) -> Connection:
+        connection = engine.connect()
+        try:
+            begin_read(driver(connection))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def begin_migration(self, connection: Connection) -> None:
+        begin_write(driver(connection))
+
+    def keep_copy(self, connection: Connection, version: int) -> None:
+        keep_copy(connection, self.path.with_name(f"{self.path.name}.v{version}"))
+
+    def fault_of(self, error: BaseException | None) -> str | None:
+        return fault_of(error)
+
+    def explain_open_error(self, error: Exception) -> UserError:
+        return explain_open_error(self.path, error)
+
+    def foreign(self) -> UserError:
+        return UserError(
+            f"{self.path} is not a Thebes store: it is a SQLite file of another program",
+            hint="It was left as it is. Move it away, or choose another folder (--dir).",
+        )
+
+    @property
+    def elsewhere(self) -> str:
+        return "choose another folder (--dir)"
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        return (sqlite3.Error, OSError)
+
+
+class _SQLiteWriteSide(WriteSide):
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._connection: Connection | None = None
+
+    @property
+    def begun(self) -> Connection:
+        assert self._connection is not None
+        return self._connection
+
+    def begin(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        begin_write(driver(self._connection))
+        return self._connection
+
+    def in_transaction(self) -> bool:
+        return driver(self.begun).in_transaction
+
+    def failed(self) -> bool:
+        return False
+
+    def commit(self) -> None:
+        driver(self.begun).commit()
+
+    def was_kept(self) -> bool:
+        return False  # the answer of a function call is not lost on the way
+
+    def roll_back(self) -> None:
+        try:
+            if self._connection is not None:
+                driver(self._connection).rollback()
+        except sqlite3.Error:
+            self.close()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(SQLAlchemyError, sqlite3.Error):
+                connection.close()

@@ -1,4 +1,4 @@
-"""The store: one SQLite file that remembers everything the controller must not forget.
+"""The store: one database that remembers everything the controller must not forget; SQLite's or PostgreSQL's.
 
 `Store` opens it, writes through one thread with group commit and reads through a pool. The functions that change and
 ask the tables take a connection first; all are here by name, so callers say `from thebes.server import store as db`.
@@ -16,8 +16,8 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from thebes.server import sqlite
 from thebes.server.crash_points import CrashPoint
+from thebes.server.database import database_at, driver, Database
 from thebes.server.history import (
     add_event,
     append_journal,
@@ -128,30 +128,33 @@ T = TypeVar("T")
 
 
 class Store:
-    """An open store. One process at a time should have it open for writing; the controller's lock sees to that."""
+    """An open store. One process at a time should write it: a lock sees to that, or a lease (`leader.py`)."""
 
-    def __init__(self, path: Path, writer: Writer, readers: Engine) -> None:
-        self.path = path
+    def __init__(self, database: Database, writer: Writer, readers: Engine) -> None:
+        self.database = database
         self._writer = writer
         self._readers = readers
 
     @classmethod
-    def open(cls, path: Path | str, *, upgrades: Sequence[Upgrade] = UPGRADES) -> Store:
-        """Open, or create; upgrade an older one. UserError for a file that is damaged, foreign, newer or read-only."""
-        path = Path(path)
+    def open(cls, where: Path | str, *, upgrades: Sequence[Upgrade] = UPGRADES) -> Store:
+        """Open, or create; upgrade an older one. UserError for one that is damaged, foreign, newer or read-only.
+
+        `where` is the path of a SQLite file or the address of a PostgreSQL database (postgresql://…).
+        """
         crash_point = CrashPoint.from_environment()
-        new = sqlite.prepare_file(path)
-        engine = sqlite.writer_engine(path)
+        database = database_at(where)
         try:
-            if not new:
-                with sqlite.inspect_engine(path).connect() as connection:
-                    sqlite.check(connection, path)
-                    version_of(connection, path, 1 + len(upgrades))
-            with engine.connect() as connection:
-                migrate(connection, path, upgrades)
-        except (DBAPIError, sqlite.Error, OSError) as error:
-            raise sqlite.explain_open_error(path, error) from error
-        return cls(path, Writer(engine, crash_point), sqlite.reader_engine(path))
+            database.prepare(lambda connection: version_of(connection, database, 1 + len(upgrades)))
+            with database.migration_engine().connect() as connection:
+                migrate(connection, database, upgrades)
+        except (DBAPIError, *database.errors) as error:
+            raise database.explain_open_error(error) from error
+        return cls(database, Writer(database, crash_point), database.reader_engine())
+
+    @property
+    def path(self) -> Path:
+        """Where the file is; only for a store in a file."""
+        return Path(self.database.label)
 
     def close(self) -> None:
         """Finish what is queued, then let go of the file. Can be called twice."""
@@ -168,6 +171,10 @@ class Store:
     def trouble(self) -> str | None:
         """What keeps the store from being written at the moment, in a few words; None when all is well."""
         return self._writer.trouble
+
+    def lead(self, epoch: int, deposed: Callable[[str], None]) -> None:
+        """From now on every commit checks that `epoch` is still the latest; when not, `deposed` is called (once)."""
+        self._writer.lead(epoch, deposed)
 
     def change(self, fn: Callable[[Connection], T], *, must: bool) -> asyncio.Future[T]:
         """Run `fn` in the writer thread; the future resolves when the change is durable.
@@ -193,14 +200,12 @@ class Store:
     def read(self) -> Generator[Connection, None, None]:
         """A connection that cannot write and sees one moment of the store throughout; writers do not wait for it."""
         try:
-            with self._readers.connect() as connection:
-                raw = sqlite.driver(connection)
-                sqlite.begin_read(raw)
+            with self.database.begin_read(self._readers) as connection:
                 try:
                     yield connection
                 finally:
-                    raw.rollback()
-        except (DBAPIError, sqlite.Error) as error:
-            if fault := sqlite.fault_of(error):
+                    driver(connection).rollback()
+        except (DBAPIError, *self.database.errors) as error:
+            if fault := self.database.fault_of(error):
                 raise StoreUnavailable(f"the store cannot be read: {fault}") from error
             raise

@@ -17,3 +17,15 @@ class StoreConflict(UserError):
     """The request contradicts what the store holds already."""
 
     status = 409
+
+
+class StorageFault(Exception):
+    """The transaction as a whole is lost: a sentence about disk, file, memory or server."""
+
+    def __init__(self, told: str, *, in_doubt: bool = False) -> None:
+        super().__init__(told)
+        self.in_doubt = in_doubt  # the answer to a commit was lost: it may have been made or not
+
+
+class Deposed(StorageFault):
+    """Another controller leads, or the database is not the one it was: this process must not write any more."""

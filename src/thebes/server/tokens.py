@@ -16,10 +16,10 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, select
 
 from thebes.model.errors import UserError, nearest
+from thebes.server.database import Prepared
 from thebes.server.principal import ROLES, Principal, Role, Viewer
 from thebes.server.rows import TenantRow, TokenRow
 from thebes.server.schema import ALIVE_STATES, jobs, tenants, tokens
-from thebes.server.sqlite import Prepared
 from thebes.server.store_errors import StoreConflict
 
 FORM = re.compile(r"thb_[A-Za-z0-9_-]{43}")

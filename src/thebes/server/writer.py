@@ -3,6 +3,7 @@
 Changes that arrive while a commit waits for the disk go into the next transaction together, each in a savepoint of its
 own, in the order of arrival. A caller hears of its change after the commit, when it is durable. When the disk refuses,
 changes that nobody has been promised are refused in turn; those that must happen stay, in order, and are tried again.
+When the answer to a commit is lost, those of that commit hear nothing before it is known whether it was made.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sqlite3
 import threading
 import time
 from collections import deque
@@ -20,13 +20,15 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from thebes.server import schema, sqlite
+from thebes.server import schema
 from thebes.server.crash_points import CrashPoint
-from thebes.server.store_errors import StoreUnavailable
+from thebes.server.database import Database, WriteSide
+from thebes.server.store_errors import Deposed, StorageFault, StoreUnavailable
 
+FULL = "disk full"  # as both databases tell it
 MAX_BATCH = 512  # bounds how long the first of a batch waits for the last
 RETRY_FIRST_S, RETRY_LAST_S = 0.1, 2.0
 
@@ -47,19 +49,17 @@ class Change:
     error: BaseException | None = None
 
 
-class StorageFault(Exception):  # noqa: N818 - reads as what it says
-    """The transaction as a whole is lost: a sentence about disk, file or memory."""
-
-
 class Writer:
     """Owns the thread, the queue and the only connection that writes."""
 
-    def __init__(self, engine: Engine, crash_point: CrashPoint) -> None:
+    def __init__(self, database: Database, crash_point: CrashPoint) -> None:
         self.trouble: str | None = None
-        self._engine = engine
+        self._database = database
+        self._side: WriteSide = database.write_side()
+        self._doubt: list[Change] = []  # of a commit that may have been made; they are the first of what is stuck
+        self._deposed: Callable[[str], None] = lambda _why: None
         self._crash_point = crash_point
         self._queue: SimpleQueue[Change | None] = SimpleQueue()  # None: close
-        self._connection: Connection | None = None
         self._closing = False
         self._closed = False
         self._gate = threading.Lock()  # nothing is queued behind the closing None
@@ -73,6 +73,10 @@ class Writer:
                 return
         change.error = StoreUnavailable("the store is closed; nothing was accepted", hint="Thebes is shutting down.")
         _answer([change])
+
+    def lead(self, epoch: int, deposed: Callable[[str], None]) -> None:
+        self._deposed = deposed
+        self._side.lead(epoch)
 
     def close(self) -> None:
         """Write what is queued, then stop. What the disk refuses even now is refused to its callers."""
@@ -103,7 +107,7 @@ class Writer:
             except BaseException:  # the thread outlives every bug: without it nothing would ever be written again
                 log.exception("store writer")
                 time.sleep(RETRY_FIRST_S)
-        self._disconnect()
+        self._side.close()
 
     def _collect(self, fresh: deque[Change], timeout_s: float | None) -> None:
         """Take what has arrived. With nothing to do, wait for the first; in trouble, let `timeout_s` pass."""
@@ -124,6 +128,8 @@ class Writer:
     def _attempt(self, stuck: deque[Change], fresh: deque[Change]) -> bool:
         """One round of writing; False when the disk refused. In trouble the oldest goes alone: it needs the least."""
         try:
+            if self._doubt:
+                self._resolve(stuck)
             if self.trouble:
                 self._commit([stuck[0]] if stuck else [])
                 if stuck:
@@ -141,71 +147,74 @@ class Writer:
             if self.trouble != str(fault):
                 log.error("store cannot be written: %s", fault)
             self.trouble = str(fault)
-            _refuse([change for change in fresh if not change.must], self.trouble)
-            stuck.extend(change for change in fresh if change.must)
+            doubted = set(map(id, self._doubt))
+            _refuse([change for change in fresh if not change.must and id(change) not in doubted], self.trouble)
+            stuck.extend(change for change in fresh if change.must or id(change) in doubted)
             fresh.clear()
+            if isinstance(fault, Deposed):
+                self._deposed(str(fault))
             return False
         return True
 
+    def _resolve(self, stuck: deque[Change]) -> None:
+        """The answer to a commit was lost: find out, and tell those who were in it. StorageFault if nobody answers."""
+        try:
+            kept = self._side.was_kept()
+        except (SQLAlchemyError, *self._database.errors) as error:
+            self._side.roll_back()
+            raise StorageFault(self._database.fault_of(error) or str(error)) from error
+        doubted, self._doubt = self._doubt, []
+        for _ in doubted:
+            stuck.popleft()
+        if kept:
+            _answer(doubted)
+        else:
+            stuck.extendleft(reversed([change for change in doubted if change.must]))
+            _refuse([change for change in doubted if not change.must], self.trouble or "")
+
     def _commit(self, batch: list[Change]) -> None:
         """All of a batch in one transaction, or StorageFault and nothing. An empty batch: can it be written?"""
-        raw: sqlite3.Connection | None = None
         try:
-            connection = self._connect()
-            raw = sqlite.driver(connection)
-            sqlite.begin_write(raw)
+            connection = self._side.begin()
             if not batch:
                 connection.execute(schema.counters.update().values(value=schema.counters.c.value))
             for change in batch:
-                _apply(connection, raw, change)
+                self._apply(connection, change)
             self._crash_point.before_commit()
-            raw.commit()
+            self._side.commit()
             self._crash_point.after_commit()
-        except (SQLAlchemyError, sqlite3.Error, StorageFault) as error:
-            self._roll_back(raw)
-            raise StorageFault(sqlite.fault_of(error) or str(error)) from error
+        except (SQLAlchemyError, *self._database.errors, StorageFault) as error:
+            self._side.roll_back()
+            if isinstance(error, StorageFault):
+                if error.in_doubt:
+                    self._doubt = batch
+                raise
+            raise StorageFault(self._database.fault_of(error) or str(error)) from error
 
-    def _connect(self) -> Connection:
-        if self._connection is None:
-            self._connection = self._engine.connect()
-        return self._connection
-
-    def _roll_back(self, raw: sqlite3.Connection | None) -> None:
-        # A connection that cannot even roll back is given up; the next attempt opens another.
+    def _apply(self, connection: Connection, change: Change) -> None:
+        """Run one change in a savepoint. Its own error stays with it; an error of the storage ends the whole batch."""
+        side = self._side
+        change.result = change.error = None
+        side.execute("SAVEPOINT change")
         try:
-            if raw is not None:
-                raw.rollback()
-        except sqlite3.Error:
-            self._disconnect()
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(SQLAlchemyError, sqlite3.Error):
-                connection.close()
-
-
-def _apply(connection: Connection, raw: sqlite3.Connection, change: Change) -> None:
-    """Run one change in a savepoint. Its own error stays with it; an error of the storage ends the whole batch."""
-    change.result = change.error = None
-    raw.execute("SAVEPOINT change")
-    try:
-        change.result = change.fn(connection)
-    except BaseException as error:
-        if fault := sqlite.fault_of(error):
-            raise StorageFault(fault) from error
-        change.error = error
-    if not raw.in_transaction:
-        # SQLite gives up a whole transaction on some errors, and a change could have swallowed the exception.
-        raise StorageFault("a transaction was broken off")
-    if change.error is not None:
-        raw.execute("ROLLBACK TO change")
-    raw.execute("RELEASE change")
+            change.result = change.fn(connection)
+        except BaseException as error:
+            if fault := self._database.fault_of(error):
+                raise StorageFault(fault) from error
+            change.error = error
+        if not side.in_transaction():
+            # SQLite gives up a whole transaction on some errors, and a change could have swallowed the exception.
+            raise StorageFault("a transaction was broken off")
+        if change.error is None and side.failed():
+            change.error = RuntimeError("a statement of the change failed, and the change did not say so")
+        if change.error is not None:
+            side.execute("ROLLBACK TO change")
+        side.execute("RELEASE change")
 
 
 def _refuse(changes: Iterable[Change], trouble: str) -> None:
     refused = list(changes)
-    hint = "Make room on its disk" if trouble == sqlite.FULL else "Look at its disk and its rights (`thebes doctor`)"
+    hint = "Make room on its disk" if trouble == FULL else "Look at its disk and its rights (`thebes doctor`)"
     for change in refused:
         change.result = None
         change.error = StoreUnavailable(
