@@ -44,9 +44,6 @@ test-slow: $(READY)
 test-faults: $(READY)
 	$(BIN)/python -m pytest -m faults
 
-test-postgres: $(READY)
-	$(BIN)/python -m pytest -m postgres
-
 # PyTorch is large and only these tests need it.
 test-torch: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/torch.txt

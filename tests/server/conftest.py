@@ -41,3 +41,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """One running server for all tests of a file."""
     with running_world(tmp_path_factory.mktemp("world") / "instance") as started:
         yield started
+
+
+@pytest.fixture
+def sqlite_store(tmp_path: Path) -> Iterator[db.Store]:
+    """For what is particular to SQLite."""
+    with db.Store.open(tmp_path / "store.db") as opened:
+        yield opened

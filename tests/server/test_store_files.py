@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -86,7 +87,7 @@ def add_index(c: db.Connection) -> None:
 
 
 def version(path: Path) -> int:
-    with sqlite3.connect(path) as c:
+    with contextlib.closing(sqlite3.connect(path)) as c:
         return int(c.execute("SELECT version FROM schema_version").fetchone()[0])
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from store_samples import SPEC, one, submit
 
 from thebes.model.errors import UserError
+from thebes.server import schema
 from thebes.server import store as db
 
 
@@ -93,7 +92,7 @@ def test_the_database_itself_refuses_a_key_twice(store: db.Store) -> None:
     store.change_blocking(one(client_key="k"))
 
     def copy(c: db.Connection) -> None:
-        columns = [row[1] for row in c.exec_driver_sql("PRAGMA table_info(jobs)") if row[1] not in ("seq", "id")]
+        columns = [column.name for column in schema.jobs.c if column.name not in ("seq", "id")]
         names = ", ".join(f'"{name}"' for name in columns)
         c.exec_driver_sql(f"INSERT INTO jobs (id, {names}) SELECT 'x', {names} FROM jobs")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from store_samples import one
@@ -24,7 +22,8 @@ def test_a_token_opens_the_door_for_its_user(store: db.Store) -> None:
         assert db.list_tokens(c, user="bob") == []
 
 
-def test_the_text_is_nowhere_in_the_store(store: db.Store) -> None:
+def test_the_text_is_nowhere_in_the_store(sqlite_store: db.Store) -> None:
+    store = sqlite_store
     text, row = store.change_blocking(lambda c: db.create_token(c, "ann", "user", "lab", None))
     store.close()
     files = [path.read_bytes() for path in store.path.parent.iterdir()]

@@ -165,9 +165,9 @@ def test_many_threads_read_and_write(store: db.Store) -> None:
     assert number_of_jobs(store) == 240
 
 
-def test_closing_finishes_what_is_queued(tmp_path: Path) -> None:
+def test_closing_finishes_what_is_queued(place: Path | str) -> None:
     async def use() -> list[str]:
-        store = db.Store.open(tmp_path / "store.db")
+        store = db.Store.open(place)
         changes = [store.change(one(), must=False) for _ in range(50)]
         store.close()
         store.close()
@@ -177,7 +177,7 @@ def test_closing_finishes_what_is_queued(tmp_path: Path) -> None:
         return ids
 
     assert len(asyncio.run(use())) == 50
-    with db.Store.open(tmp_path / "store.db") as store:
+    with db.Store.open(place) as store:
         assert number_of_jobs(store) == 50
 
 
@@ -205,7 +205,8 @@ def big(**changes: Any) -> Callable[[db.Connection], str]:
     return one(spec='{"env": "' + "x" * 20_000 + '"}', **changes)
 
 
-def test_a_full_disk_refuses_what_was_not_promised_and_keeps_the_rest_in_order(store: db.Store) -> None:
+def test_a_full_disk_refuses_what_was_not_promised_and_keeps_the_rest_in_order(sqlite_store: db.Store) -> None:
+    store = sqlite_store
     store.change_blocking(one())
     disk = Disk(store)
     disk.pages = disk.used
@@ -240,7 +241,8 @@ def test_a_full_disk_refuses_what_was_not_promised_and_keeps_the_rest_in_order(s
         assert c.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
 
 
-def test_trouble_ends_by_itself_when_nobody_waits(store: db.Store) -> None:
+def test_trouble_ends_by_itself_when_nobody_waits(sqlite_store: db.Store) -> None:
+    store = sqlite_store
     disk = Disk(store)
     disk.pages = disk.used
     with pytest.raises(db.StoreUnavailable):
@@ -261,7 +263,8 @@ def test_a_change_that_hides_the_error_is_not_believed(store: db.Store) -> None:
     assert number_of_jobs(store) == 0
 
 
-def test_closing_a_store_that_cannot_be_written_tells_everybody(store: db.Store) -> None:
+def test_closing_a_store_that_cannot_be_written_tells_everybody(sqlite_store: db.Store) -> None:
+    store = sqlite_store
     disk = Disk(store)
     disk.pages = disk.used
 
@@ -329,7 +332,9 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
 
 
 @pytest.mark.slow
-def test_submits_per_second(store: db.Store) -> None:
+def test_submits_per_second(sqlite_store: db.Store) -> None:
+    store = sqlite_store
+
     def change(key: str) -> Callable[[db.Connection], int]:
         return lambda c: db.add_event(c, 1.0, "submitted", job_id=submit(c, client_key=key)[0].id)
 

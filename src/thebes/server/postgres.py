@@ -15,12 +15,11 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, create_engine, select
+from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from thebes.model.errors import UserError
-from thebes.server import schema
 from thebes.server.database import Database, WriteSide, driver
 from thebes.server.store_errors import Deposed, StorageFault, StoreUnavailable
 
@@ -83,7 +82,7 @@ def load_driver() -> Any:
             hint="pip install 'thebes[postgres]'",
         ) from None
 
-    # PostgreSQL's texts hold no NUL. One comes up in the last words of a broken program, where it is nobody's intention.
+    # PostgreSQL's texts hold no NUL. One comes up in the last words of a broken program, and nobody meant it.
     class WithoutNul(StrDumper):
         def dump(self, obj: str) -> Any:
             return super().dump(obj.replace("\0", "\N{REPLACEMENT CHARACTER}"))
@@ -246,9 +245,7 @@ class Postgres(Database):
                     f"the PostgreSQL server of {self.label} is too old (version {version // 10_000})",
                     hint=f"Thebes needs version {OLDEST_SERVER // 10_000} or newer",
                 )
-            encoding, replica = raw.execute(
-                "SELECT current_setting('server_encoding'), pg_is_in_recovery()"
-            ).fetchone()
+            encoding, replica = raw.execute("SELECT current_setting('server_encoding'), pg_is_in_recovery()").fetchone()
             if encoding != "UTF8":
                 raise UserError(
                     f"the database {self.label} keeps its texts in {encoding}, not in UTF8",
@@ -473,23 +470,3 @@ class PostgresWriteSide(WriteSide):
         if connection is not None:
             with contextlib.suppress(SQLAlchemyError, *self._database.errors):
                 connection.close()
-
-
-def sequences(connection: Connection) -> dict[str, str]:
-    """Table to the sequence that numbers its rows, for those that have one."""
-    found = {}
-    for name, table in schema.metadata.tables.items():
-        key = table.autoincrement_column
-        if key is not None:
-            sequence = connection.scalar(
-                select(func_pg_get_serial_sequence(f'"{name}"', key.name))  # None where it has none
-            )
-            if sequence:
-                found[name] = str(sequence)
-    return found
-
-
-def func_pg_get_serial_sequence(table: str, column: str) -> Any:
-    from sqlalchemy import func
-
-    return func.pg_get_serial_sequence(table, column)

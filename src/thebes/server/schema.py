@@ -11,6 +11,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     Float,
     ForeignKey,
     Index,
@@ -42,6 +43,11 @@ metadata = MetaData()
 
 def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
     return CheckConstraint(f"{column} IN ({', '.join(repr(value) for value in values)})")
+
+
+def _only(condition: ColumnElement[bool]) -> dict[str, ColumnElement[bool]]:
+    """An index of those rows alone, in either database."""
+    return {"sqlite_where": condition, "postgresql_where": condition}
 
 
 schema_version = Table("schema_version", metadata, Column("version", Integer, nullable=False))
@@ -89,8 +95,21 @@ jobs = Table(
 Index("jobs_by_state", jobs.c.state, jobs.c.seq)
 Index("jobs_by_user", jobs.c.user, jobs.c.state, jobs.c.seq, jobs.c.tenant, jobs.c.name)
 Index("jobs_by_tenant", jobs.c.tenant, jobs.c.state, jobs.c.seq, jobs.c.user, jobs.c.name)
-Index("jobs_by_name", jobs.c.name, jobs.c.state, jobs.c.seq, sqlite_where=jobs.c.name.is_not(None), postgresql_where=jobs.c.name.is_not(None))
-Index("jobs_by_array", jobs.c.array_id, jobs.c.seq, sqlite_where=jobs.c.array_id.is_not(None), postgresql_where=jobs.c.array_id.is_not(None))
+Index(
+    "jobs_by_name",
+    jobs.c.name,
+    jobs.c.state,
+    jobs.c.seq,
+    sqlite_where=jobs.c.name.is_not(None),
+    postgresql_where=jobs.c.name.is_not(None),
+)
+Index(
+    "jobs_by_array",
+    jobs.c.array_id,
+    jobs.c.seq,
+    sqlite_where=jobs.c.array_id.is_not(None),
+    postgresql_where=jobs.c.array_id.is_not(None),
+)
 # In a plain UNIQUE two NULLs differ, and a single job has no array index.
 Index(
     "jobs_by_client_key",
@@ -98,7 +117,7 @@ Index(
     jobs.c.client_key,
     func.coalesce(jobs.c.array_index, -1),
     unique=True,
-    sqlite_where=jobs.c.client_key.is_not(None), postgresql_where=jobs.c.client_key.is_not(None),
+    **_only(jobs.c.client_key.is_not(None)),
 )
 
 # How many jobs there are of each sort, kept by create_jobs and update_job: to count them would take longer and longer.
@@ -147,7 +166,12 @@ attempts = Table(
     Column("lost_s", Float, nullable=False),
     PrimaryKeyConstraint("job_id", "incarnation"),
 )
-Index("attempts_open", attempts.c.created_s, sqlite_where=attempts.c.ended_s.is_(None), postgresql_where=attempts.c.ended_s.is_(None))
+Index(
+    "attempts_open",
+    attempts.c.created_s,
+    sqlite_where=attempts.c.ended_s.is_(None),
+    postgresql_where=attempts.c.ended_s.is_(None),
+)
 
 # `user` and `tenant` are those of the job, copied: who may see an event is then found without reading the jobs.
 events = Table(
@@ -209,8 +233,8 @@ nodes = Table(
     Column("reason", Text, nullable=False),
 )
 
-# One row. `epoch` grows whenever another controller begins to lead, also where there is only one; it is the key, so that
-# a commit can hold it fast (FOR KEY SHARE) without keeping the leader from renewing its lease.
+# One row. `epoch` grows whenever a controller begins to lead, also where there is only one. It is the key, so that a
+# commit can hold it fast (FOR KEY SHARE) without keeping the leader from renewing its lease.
 leader = Table(
     "leader",
     metadata,

@@ -1,7 +1,7 @@
 """Everything that is particular to SQLite: connections, transactions, which errors mean "the disk", checks, copies.
 
-`postgres.py` is the same for the other database. Connections are in the driver's autocommit mode; transactions are begun
-and ended here in plain words, so that nothing is committed by accident.
+`postgres.py` is the same for the other one. Connections are in the driver's autocommit mode; transactions are begun and
+ended here in plain words, so that nothing is committed by accident.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _connect(path: Path, *, writes: bool) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False)
     try:
         if writes:
-            connection.execute("PRAGMA journal_mode=WAL")
+            _use_log(connection)
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA foreign_keys=ON")
             connection.execute(f"PRAGMA journal_size_limit={64 << 20}")
@@ -108,6 +108,19 @@ def _connect(path: Path, *, writes: bool) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _use_log(connection: sqlite3.Connection) -> None:
+    """Switch to the write-ahead log. Unlike everything else this does not wait while another process does the same."""
+    until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.005)
 
 
 def driver(connection: Connection) -> sqlite3.Connection:

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from thebes.server.crash_points import CrashPoint
-from thebes.server.database import database_at, driver, Database
+from thebes.server.database import Database, database_at, driver
 from thebes.server.history import (
     add_event,
     append_journal,
