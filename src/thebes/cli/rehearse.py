@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,18 +19,27 @@ SHOWN = 20
 def rehearse(
     jobs: Annotated[int, typer.Option(min=1, max=1000, help="Jobs of the workload.")] = 60,
     seconds: Annotated[float, typer.Option(min=5, max=3600, help="About how long it shall take.")] = 120.0,
-    gpus: Annotated[int, typer.Option(min=1, max=64, help="Virtual GPUs.")] = 8,
+    gpus: Annotated[int | None, typer.Option(min=1, max=64, help="Virtual GPUs, on this machine.  [8]")] = None,
     policy: Annotated[str, typer.Option(metavar="NAME", help="Who runs when (see `thebes policies`).")] = "tiresias-l",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the policy.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Another workload.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here.")] = None,
+    engine: Annotated[str | None, typer.Option(metavar="NAME", help="local, slurm or ray, as in `up`.")] = None,
+    partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the partition.")] = None,
+    reservation: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the reservation.")] = None,
+    address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Ray: the head.")] = None,
+    home: Annotated[str | None, typer.Option(metavar="HOST[:PORT]", help="Where nodes reach us.")] = None,
+    below: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Make the temporary folder here: Slurm's nodes must see it.")
+    ] = None,
 ) -> None:
     """Run a workload on a live cluster of its own, in compressed time, and compare with the simulator.
 
     Jobs are real processes that train something tiny, are preempted by the policy and resume. The queue limits of
-    tiresias are fitted to the workload. The cluster lives in a temporary folder and is removed at the end.
+    tiresias are fitted to the workload. The cluster lives in a temporary folder and is removed at the end. With
+    --engine slurm or ray it works on the nodes of that cluster: a rehearsal before people rely on it.
     """
     import json
     import shutil
@@ -37,21 +47,30 @@ def rehearse(
 
     from thebes.cli.instance import compile_ahead
     from thebes.client import Client
+    from thebes.model.errors import UserError
     from thebes.node.instance import Instance
     from thebes.server import rehearsal
-    from thebes.server.lifecycle import Options, bring_up, take_down
+    from thebes.server.lifecycle import Options, bring_up, take_down, wanted_config
 
-    acts = rehearsal.make_workload(jobs, seconds, gpus, seed=seed)
+    where = Options(engine=engine, partition=partition, reservation=reservation, address=address, home=home)
+    if engine in (None, "local"):
+        where = replace(where, virtual_gpus=gpus or 8)
+    elif gpus is not None:
+        raise UserError(f"--gpus is for this machine: {engine} tells how many there are", hint="leave it out")
+    found = wanted_config(None, where)
+    largest = max(node.gpus for node in found.nodes)
+    acts = rehearsal.make_workload(jobs, seconds, found.gpus, seed=seed)
     chosen = list(settings or ())
     if policy.startswith("tiresias") and not any(text.startswith("queue_limits") for text in chosen):
         chosen.append("queue_limits=" + ",".join(f"{limit:g}" for limit in rehearsal.queue_limits(acts)))
-    folder = Path(tempfile.mkdtemp(prefix="thebes-rehearsal-"))
+    folder = Path(tempfile.mkdtemp(prefix="thebes-rehearsal-", dir=below))
     instance = Instance(folder)
     try:
-        brought = bring_up(instance, Options(policy=policy, settings=chosen, virtual_gpus=gpus), compile_ahead)
-        say(f"{plural(jobs, 'job')} on {plural(gpus, 'virtual GPU')} under {policy}, {' '.join(chosen)}")
+        brought = bring_up(instance, replace(where, policy=policy, settings=chosen), compile_ahead)
+        on = plural(found.gpus, "virtual GPU" if found.nodes[0].virtual else "GPU")
+        say(f"{plural(jobs, 'job')} on {on} under {policy}, {' '.join(chosen)}")
         client = Client(dir=folder)
-        ids, took_s = rehearsal.play(client, acts, _progress)
+        ids, took_s = rehearsal.play(client, acts, _progress, gpus_per_node=largest)
         done = rehearsal.compare(client, acts, ids, took_s, brought.config)
     finally:
         take_down(instance, "kill", lambda text: None)

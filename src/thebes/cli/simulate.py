@@ -179,7 +179,9 @@ def compare(
     ray: Annotated[
         str | None,
         typer.Option(
-            "--ray", metavar="ADDRESS", help="Run on a Ray cluster, one task per policy: HOST:PORT of its head, or auto."
+            "--ray",
+            metavar="ADDRESS",
+            help="Run on a Ray cluster, one task per policy: HOST:PORT of its head, or auto.",
         ),
     ] = None,
     *,

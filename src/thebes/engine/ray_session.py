@@ -28,7 +28,9 @@ def load_ray(needed_for: str) -> Any:
         return import_module("ray")
     except ImportError as error:
         if error.name and error.name.partition(".")[0] != "ray":
-            raise UserError(f"Ray does not load: {error}", hint="install it again: pip install 'thebes[ray]'") from error
+            raise UserError(
+                f"Ray does not load: {error}", hint="install it again: pip install 'thebes[ray]'"
+            ) from error
         raise UserError(f"{needed_for} needs Ray, which is not installed.", hint=INSTALL_HINT) from error
 
 

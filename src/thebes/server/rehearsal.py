@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from thebes.client import Client
 
 STEP_S = 0.1
-GANGS = (1, 1, 1, 1, 2, 2, 4)
+GANGS = (1, 1, 1, 1, 2, 2, 4)  # on a small cluster
+LARGE_GANGS = (1, 1, 2, 4, 8, 8, 16, 32, 64)
+LARGE_GPUS = 128  # from so many on
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,11 @@ def make_workload(jobs: int, seconds: float, gpus: int, *, seed: int = 0, load: 
     Work alone asks for 0.8 of the GPUs then while jobs arrive; starts, saves and resumes for more. Beyond that, waiting
     times become chaotic: the simulator itself then predicts something else when starts take a tenth longer.
     """
+    gangs = [g for g in (LARGE_GANGS if gpus >= LARGE_GPUS else GANGS) if g <= gpus]
     rng = np.random.default_rng(seed)
     arrivals = np.sort(rng.uniform(0.0, seconds * 2 / 3, jobs))
     arrivals -= arrivals[0]
-    sizes = rng.choice([g for g in GANGS if g <= gpus], jobs)
+    sizes = rng.choice(gangs, jobs)
     lengths = rng.lognormal(0.0, 1.0, jobs)
     lengths *= load * gpus * seconds / float((lengths * sizes).sum())
     steps = np.maximum(10, np.round(lengths / STEP_S)).astype(int)
@@ -148,9 +151,16 @@ def _gap(services: Sequence[float], low: float, high: float) -> float:
 
 
 def play(
-    client: Client, acts: Sequence[Act], tell: Callable[[int, int], None] = lambda ended, total: None
+    client: Client,
+    acts: Sequence[Act],
+    tell: Callable[[int, int], None] = lambda ended, total: None,
+    *,
+    gpus_per_node: int | None = None,
 ) -> tuple[list[str], float]:
-    """Submit each job at its time and wait for all. The ids, in the order of the acts, and how long it took."""
+    """Submit each job at its time and wait for all. The ids, in the order of the acts, and how long it took.
+
+    A job of more GPUs than one node has (`gpus_per_node`) is a gang with a rank on each of several.
+    """
     began = time.monotonic()
     ids: list[str] = []
     for act in acts:
@@ -160,9 +170,8 @@ def play(
             [*command, "--seed", str(act.seed)],
             gpus=act.gpus,
             ranks_per_node=1,
-            nodes=1,
+            nodes=None if gpus_per_node is not None and act.gpus > gpus_per_node else 1,
             name=f"rehearsal-{act.seed}",
-            env={"OPENBLAS_NUM_THREADS": "1"},
         )
         ids.append(submitted.id)
         tell(0, len(acts))
@@ -232,7 +241,7 @@ def _simulate(acts: Sequence[Act], submits: Sequence[float], costs: tuple[float,
     policy, placement = live_policy(config)
     result = simulate(
         Trace.of("rehearsal", columns),
-        cluster_of([NodeSpec(node.name, node.gpus) for node in config.nodes]),
+        cluster_of([NodeSpec(node.name, node.gpus, rack=node.rack) for node in config.nodes]),
         policy,
         placement=placement,
         perf="ideal",

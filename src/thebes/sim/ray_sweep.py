@@ -44,7 +44,9 @@ def run_on_ray(
     ray = load_ray("--ray")
     join(ray, address)
     try:
-        return _Sweep(ray, trace, cluster, choices).run(workers or len(choices), advance or (lambda _index, _part: None))
+        return _Sweep(ray, trace, cluster, choices).run(
+            workers or len(choices), advance or (lambda _index, _part: None)
+        )
     finally:
         ray.shutdown()
 
