@@ -1,0 +1,85 @@
+"""1,000 jobs on a Slurm of 64 nodes with 8 GPUs each, while daemons are killed, a node is cut off and another drained."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from trial import Mischief, Trial
+
+from components import require
+from thebes.node import processes
+
+pytestmark = pytest.mark.slurm
+
+JOBS = int(os.environ.get("THEBES_TRIAL_JOBS", "1000"))
+OVER_S = 0.1 * JOBS
+SIZES = {1: 10.0, 2: 10.0, 4: 20.0, 8: 45.0, 12: 3.0, 16: 7.0, 32: 3.0, 64: 2.0}
+LEASE_S = 8.0
+SETTINGS = {"tiresias-l": ["queue_limits=30,200"], "dally": ["lease_s=20"]}
+
+
+@pytest.mark.parametrize("policy", ["tiresias-l", "dally"])
+def test_a_thousand_jobs(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("slurm")
+    from slurm_cluster import slurm_cluster
+
+    with slurm_cluster(nodes=64, gpus=8, namespaced=("n5",)) as slurm:
+        for name, value in slurm.env.items():
+            monkeypatch.setenv(name, value)
+        trial = Trial(tmp_path)
+
+        def bounce_slurmctld() -> None:
+            slurm.kill_slurmctld()
+            time.sleep(3.0)
+            slurm.start_slurmctld()
+
+        def bounce_slurmd() -> None:
+            for node in ("n2", "n17", "n40"):
+                slurm.kill_slurmd(node)
+            time.sleep(2.0)
+            for node in ("n2", "n17", "n40"):
+                slurm.start_slurmd(node)
+
+        def kill_sruns() -> None:
+            """What an administrator who tidies up on the login node does."""
+            found = [pid for pid in processes.all_pids() if (stat := processes.read_stat(pid)) and stat.name == "srun"]
+            processes.kill_all(found[:5])
+
+        mischief = [
+            Mischief(12.0, "slurmctld is killed and started again", bounce_slurmctld),
+            Mischief(22.0, "three slurmd are killed and started again", bounce_slurmd),
+            Mischief(28.0, "the controller is killed", trial.kill_controller),
+            Mischief(34.0, "n5 is cut off", lambda: slurm.cut_off("n5")),
+            Mischief(36.0, "n9's slurmd is killed", lambda: slurm.kill_slurmd("n9")),
+            Mischief(42.0, "n12 is drained", lambda: slurm.drain("n12", "new disk")),
+            Mischief(46.0, "five srun are killed", kill_sruns),
+            Mischief(75.0, "n5 is back", lambda: slurm.heal("n5")),
+            Mischief(78.0, "n9's slurmd is back", lambda: slurm.start_slurmd("n9")),
+            Mischief(80.0, "n12 is in use again", lambda: slurm.resume("n12")),
+            Mischief(84.0, "the controller is killed again", trial.kill_controller),
+        ]
+        try:
+            trial.up(
+                engine="slurm",
+                partition="main",
+                home=slurm.address,
+                lease_s=LEASE_S,
+                policy=policy,
+                settings=SETTINGS[policy],
+                grace_s=10.0,
+            )
+            plan = trial.plan(JOBS, SIZES, (4, 60))
+            trial.run(plan, OVER_S, mischief, patience_s=900.0)
+            assert trial.balance() == {"completed": JOBS}
+        except BaseException:
+            print(trial.told())
+            raise
+        finally:
+            trial.down()
+        slurm.until(lambda: not slurm.queue(), "no Slurm job is left", 60.0)
+        slurm.until(lambda: not slurm.leftovers(), "no process is left", 60.0)
+        assert trial.figures.preemptions + trial.figures.losses > 0
+        trial.keep(f"slurm-{policy}", policy=policy, nodes=64, gpus=512)
