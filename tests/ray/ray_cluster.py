@@ -60,6 +60,7 @@ class RayCluster:
 
     def __enter__(self) -> RayCluster:
         env = {**os.environ, **SETTINGS, "RAY_TMPDIR": str(self.folder)}
+        env["THEBES_RAY_DIR"] = str(self.folder / "nodes")
         env.pop("RAY_ADDRESS", None)
         if self.storage == "rocksdb":
             env |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(self.folder / "gcs")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 PREEMPTED_EXIT_CODE = 85  # "I have saved my state: resume me"
 GANG_NOT_STARTED = "another part of the gang could not start"  # begins the detail of parts that did nothing wrong
@@ -178,4 +178,13 @@ class Engine(Protocol):
 
     async def read_log(self, job_id: str, incarnation: int, rank: int, offset: int, limit: int) -> tuple[bytes, int]:
         """Up to `limit` bytes from `offset` (negative: so many bytes before the end), and the offset after them."""
+        ...
+
+
+@runtime_checkable
+class Retires(Protocol):
+    """An engine that keeps processes of its own on the nodes between jobs."""
+
+    async def retire(self) -> None:
+        """No job is left and the cluster is taken down: what we keep on the nodes goes, too."""
         ...

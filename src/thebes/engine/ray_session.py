@@ -1,7 +1,7 @@
 """Joining a Ray cluster, and saying clearly why that did not work.
 
-Nothing but the driver process of the engine, `thebes engine check ray` and sweeps import this: Ray's own library may end
-the process that it is loaded into (it does when a head that keeps its state in memory is restarted).
+Only the driver process of the engine and sweeps load Ray: its library may end the process that it is loaded into (it
+does when a head that keeps its state in memory is restarted).
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ def load_ray(needed_for: str) -> Any:
 
 def join(ray: Any, address: str, *, timeout_s: float = ANSWER_S) -> None:
     """Become a driver of the cluster; UserError when nobody answers there or versions do not agree."""
-    place = where(ray, address)
-    if not place.startswith("ray://"):
-        knock(place, timeout_s)
+    place = where(address)
+    knock(place, timeout_s)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray.init(
@@ -52,13 +51,13 @@ def join(ray: Any, address: str, *, timeout_s: float = ANSWER_S) -> None:
         raise explain(place, error) from error
 
 
-def where(ray: Any, address: str) -> str:
-    """`auto` is the cluster that this machine is a node of; otherwise HOST:PORT of the head or ray://HOST:PORT."""
+def where(address: str) -> str:
+    """`auto` is the cluster that this machine is a node of; otherwise HOST:PORT of the head."""
     if address not in ("", "auto"):
-        if not address.startswith("ray://") and not re.fullmatch(r"\[?[\w.:-]+\]?:\d{1,5}", address):
+        if not re.fullmatch(r"\[?[\w.:-]+\]?:\d{1,5}", address):
             raise UserError(
                 f"'{address}' is not the address of a Ray cluster",
-                hint="write HOST:PORT of its head (6379 unless chosen otherwise), ray://HOST:10001, or auto",
+                hint="write HOST:PORT of its head (6379 unless chosen otherwise), or auto",
             )
         return address
     services = import_module("ray._private.services")
@@ -97,6 +96,6 @@ def explain(place: str, error: Exception) -> UserError:
     if "Can't find a `node_ip_address" in text or "raylet" in text.lower():
         return UserError(
             f"this machine is not a node of the Ray cluster at {place}",
-            hint="run the controller on a machine of the cluster (the head is the best), or use ray://HEAD:10001",
+            hint="run this on a machine of the cluster, best on its head; or make it a node: ray start --address=…",
         )
     return UserError(f"the Ray cluster at {place} cannot be joined: {first}", hint=_START_HINT)

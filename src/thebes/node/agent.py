@@ -4,11 +4,13 @@ It decides nothing and holds nothing that is not in files: killed at any moment,
 its folder, adopts what lives, and writes the result "lost" for supervisors that vanished, after ending whatever they
 left behind. Jobs do not notice.
 
-    python -m thebes.node.agent DIR NODE [--virtual-gpus N] [--homes HOST:PORT,… --lease SECONDS --head-file FILE]
+    python -m thebes.node.agent DIR NODE [--virtual-gpus N]
+                                [--homes HOST:PORT,… --lease SECONDS --head-file FILE --alone SECONDS]
 
 On the controller's own machine it listens on a Unix socket. With `--homes` it calls the controller (the key is in
 THEBES_HOME_KEY) and keeps a lease: cut off from the controller, and from the head of the cluster, it stops its jobs.
-Whoever can ask the head writes the boot time of the last good answer into the head file.
+Whoever can ask the head writes the boot time of the last good answer into the head file. With `--alone`, an agent
+without jobs goes when it has heard nothing from a controller for so long: nobody may be left to end it.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class Away:
     key: bytes = field(repr=False)
     lease_s: float
     head_file: Path | None = None
+    alone_s: float | None = None
 
 
 class Attempt:
@@ -120,9 +123,12 @@ class Agent:
         self.head_file = away.head_file if away else None
         self.home: CallHome | None = None
         self.lease: Lease | None = None
+        self.alone_s = away.alone_s if away else None
+        self.heard_s = boot_s()  # from a controller
+        self.stop = asyncio.Event()
         if away is not None:
-            self.lease = lease = Lease(away.lease_s, boot_s())
-            self.home = CallHome(f"node:{node}", away.homes, away.key, self._serve, heard=lambda: lease.renew(boot_s()))
+            self.lease = Lease(away.lease_s, boot_s())
+            self.home = CallHome(f"node:{node}", away.homes, away.key, self._talk, heard=self._heard_from_home)
         self.node = node
         self.virtual = virtual
         self.log = log
@@ -153,9 +159,8 @@ class Agent:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(64))  # a suspend by the driver may keep one for a minute
-        stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, self.stop.set)
         self._open_poke(loop)
         await self._adopt_all()
         path = self.instance.run / f"agent-{self.node}.sock"
@@ -165,6 +170,8 @@ class Agent:
         if self.home is not None and self.lease is not None:
             self._spawn(self.home.keep_up())
             self._spawn(self._keep_lease(self.lease))
+            if self.alone_s is not None:
+                self._spawn(self._go_when_alone(self.alone_s))
         self._spawn(self._watch_progress())
         self._spawn(self._tidy())
         if not self.virtual:
@@ -177,7 +184,7 @@ class Agent:
             unhealthy=[gpu.index for gpu in self.facts.gpus if not gpu.healthy],
             virtual=self.virtual,
         )
-        await stop.wait()
+        await self.stop.wait()
         self._end_the_unreachable()
         server.close()
         await self._stop_mps()
@@ -380,6 +387,19 @@ class Agent:
                 if verdict == "kill":
                     self._spawn(self._insist(attempt))
 
+    def _heard_from_home(self) -> None:
+        self.heard_s = boot_s()
+        if self.lease is not None:
+            self.lease.renew(self.heard_s)
+
+    async def _go_when_alone(self, alone_s: float) -> None:
+        """What we know is in files: whoever wants it starts another agent."""
+        while not self.stop.is_set():
+            await asyncio.sleep(max(0.05, min(alone_s, self.heard_s + alone_s - boot_s())))
+            if boot_s() - self.heard_s >= alone_s and not any(one.alive for one in self.attempts.values()):
+                self.log.write("alone", node=self.node, silent_s=boot_s() - self.heard_s)
+                self.stop.set()
+
     def _head_heard_s(self) -> float | None:
         """When the head of the cluster last said that this node is one of its own."""
         if self.head_file is None:
@@ -558,13 +578,15 @@ class Agent:
     # Requests --------------------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.CancelledError):  # the agent ends
+            await self._talk(reader, writer)
+
+    async def _talk(self, reader: Any, writer: Any) -> None:
         try:
             while line := await reader.readline():
                 self._spawn(self._answer(writer, json.loads(line)))
         except (OSError, ValueError) as error:
             self.log.write("connection", node=self.node, error=repr(error))
-        except asyncio.CancelledError:
-            pass  # the agent ends
         finally:
             self.listeners.discard(writer)
             writer.close()
@@ -637,6 +659,12 @@ class Agent:
         """The controller leaves on purpose."""
         if self.lease is not None:
             self.lease.park(float(request["for_s"]), boot_s())
+
+    async def _retire(self, request: dict[str, Any]) -> None:
+        """The cluster is taken down, and nobody will need us."""
+        if any(attempt.alive for attempt in self.attempts.values()):
+            raise Refused(f"jobs still run on node {self.node}")
+        asyncio.get_running_loop().call_later(0.05, self.stop.set)  # after the answer
 
     async def _list(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         return [wire.report_to_dict(self._make_report(attempt)) for attempt in self.attempts.values()]
@@ -918,6 +946,7 @@ class Agent:
         "hello": _hello,
         "homes": _homes,
         "park": _park,
+        "retire": _retire,
         "facts": _facts,
         "list": _list,
         "port": _port,
@@ -1011,6 +1040,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--homes", default="", help="HOST:PORT of controllers, separated by commas")
     parser.add_argument("--lease", type=float, default=60.0, help="seconds")
     parser.add_argument("--head-file", type=Path, default=None)
+    parser.add_argument("--alone", type=float, default=None, help="seconds")
     options = parser.parse_args(argv)
     key = bytes.fromhex(os.environ.pop("THEBES_HOME_KEY", ""))
     try:
@@ -1030,7 +1060,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with lock:
         log = JsonLines(instance.log / f"agent-{options.node}.jsonl")
         homes = tuple(home for home in options.homes.split(",") if home)
-        away = Away(homes, key, options.lease, options.head_file) if homes else None
+        away = Away(homes, key, options.lease, options.head_file, options.alone) if homes else None
         agent = Agent(instance, options.node, gpus, virtual, log, away)
         _prepare_process()
         asyncio.run(agent.run())

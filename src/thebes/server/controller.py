@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sqlalchemy import Connection
 
-from thebes.engine.contract import PARKED_LEASE_S, Engine, GpusTaken, NodeChange, NodeFacts, Refused, Report
+from thebes.engine.contract import PARKED_LEASE_S, Engine, GpusTaken, NodeChange, NodeFacts, Refused, Report, Retires
 from thebes.model.decision import NO_GPUS
 from thebes.model.errors import UserError
 from thebes.node.instance import Instance
@@ -685,6 +685,8 @@ class Controller:
             self.core.jobs[job].attempts for job in stopped if job in self.core.jobs
         ):
             await asyncio.sleep(0.02)
+        if isinstance(self.engine, Retires):
+            await self.engine.retire()
         return {"mode": mode, "stopped": stopped}
 
     async def _leave(self) -> None:

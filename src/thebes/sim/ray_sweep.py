@@ -1,6 +1,6 @@
 """Several runs on the machines of a Ray cluster: one task per run, the same results bit for bit.
 
-What is run there is our own code as it is here (it travels along); the machines need Ray, NumPy, Numba, Polars and SciPy.
+What runs there is our own code as it is here (it travels along); the machines need Ray, NumPy, Numba, Polars and SciPy.
 A run whose worker or machine dies is done again elsewhere. Nothing that travels needs `thebes` to be unpickled first:
 a task gets bytes, puts our code on its path, and only then looks at them.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thebes.engine import ray_code
+from thebes.engine.ray_code import node_folder, unpack
 from thebes.engine.ray_session import join, load_ray
 from thebes.model.errors import UserError
 
@@ -144,7 +145,7 @@ def _run_there(code: tuple[str, bytes], shared: bytes, choice_data: bytes, key: 
 
     from ray.experimental.internal_kv import _internal_kv_put
 
-    folder = str(ray_code.unpack(*code))
+    folder = str(unpack(*code))
     if folder not in sys.path:
         sys.path.insert(0, folder)
     loaded = sys.modules.get("thebes")
@@ -170,7 +171,7 @@ def _run_there(code: tuple[str, bytes], shared: bytes, choice_data: bytes, key: 
         if needs_compiling(choice.policy):
             import fcntl
 
-            with (ray_code.node_folder() / "compiling").open("w") as lock:  # once per machine, not once per task
+            with (node_folder() / "compiling").open("w") as lock:  # once per machine, not once per task
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 compile_for(choice.policy)
         return "result", pickle.dumps(run(trace, cluster, choice.policy, choice.options, tell))
