@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from thebes.engine import ray_code
 from thebes.engine.ray_code import node_folder, unpack
@@ -56,10 +56,9 @@ class Bootstrap:
         draft.replace(self.folder / "spec.json")
         if self.code and self.code != code[0]:
             os._exit(1)  # Ray starts this actor again, and that one loads the new code
-        if self.keeper is None:
-            self._load(spec)
-        self.keeper.configure(spec)
-        return self.keeper.look()
+        keeper = self.keeper or self._load(spec)
+        keeper.configure(spec)
+        return keeper.look()
 
     def look(self) -> dict[str, Any] | None:
         return None if self.keeper is None else self.keeper.look()
@@ -74,7 +73,7 @@ class Bootstrap:
         except (OSError, ValueError):
             return None
 
-    def _load(self, spec: dict[str, Any]) -> None:
+    def _load(self, spec: dict[str, Any]) -> Any:
         import ray
 
         own_id = ray.get_runtime_context().get_node_id()
@@ -87,6 +86,7 @@ class Bootstrap:
 
         self.code = spec["code"]
         self.keeper = NodeKeeper(self.folder, spec, alive)
+        return self.keeper
 
 
 def gpus_of(node: Mapping[str, Any]) -> int:
@@ -130,8 +130,9 @@ class Tended:
 class Driver:
     """One connection to Ray, for one engine."""
 
-    def __init__(self, ray: Any, wanted: Mapping[str, Any]) -> None:
+    def __init__(self, ray: Any, wanted: Mapping[str, Any], words: TextIO) -> None:
         self.ray = ray
+        self.words = words
         self.wanted = wanted
         self.prefix = f"thebes-{wanted['instance']}"
         self.tended: dict[str, Tended] = {}
@@ -145,8 +146,8 @@ class Driver:
     def say(self, message: Mapping[str, Any]) -> None:
         line = json.dumps(message) + "\n"
         with self.out:
-            OUT.write(line)
-            OUT.flush()
+            self.words.write(line)
+            self.words.flush()
 
     # The loop --------------------------------------------------------------------------------------------------------
 
@@ -356,21 +357,17 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-OUT = sys.stdout
-
-
 def main() -> int:
-    global OUT
-    OUT = os.fdopen(os.dup(1), "w")
+    words = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray prints; our words must stay alone
     wanted = json.loads(sys.stdin.readline() or "{}")
     try:
         ray = load_ray("the Ray engine")
         join(ray, wanted["address"], timeout_s=wanted.get("timeout_s", 10.0))
     except UserError as error:
-        print(json.dumps({"push": "error", "message": error.message, "hint": error.hint}), file=OUT, flush=True)
+        print(json.dumps({"push": "error", "message": error.message, "hint": error.hint}), file=words, flush=True)
         return EXIT_REFUSED
-    driver = Driver(ray, wanted)
+    driver = Driver(ray, wanted, words)
     if wanted.get("once"):
         driver.say({"push": "nodes", "nodes": [entry(one) for one in ray.nodes()]})
         return 0
