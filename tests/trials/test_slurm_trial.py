@@ -1,4 +1,4 @@
-"""1,000 jobs on a Slurm of 64 nodes with 8 GPUs each, while daemons are killed, a node is cut off and another drained."""
+"""1,000 jobs on a Slurm of 64 nodes with 8 GPUs each, while daemons are killed, nodes are cut off and drained."""
 
 from __future__ import annotations
 

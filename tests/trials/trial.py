@@ -1,9 +1,9 @@
 """A workload of real processes on a real cluster while parts of it are killed, cut off and drained; then the books.
 
 The jobs are those of the fault tests: each proves that no other incarnation of it lives, and writes down what it does.
-A trial submits them at a steady pace, lets things happen at their times, waits for the last job and checks all promises:
-all acknowledged jobs are there and completed, none was started twice or lived twice, nothing saved was done again, no
-process is left, and the journal replays.
+A trial submits them at a steady pace, lets things happen at their times, waits for the last job and checks all that
+was promised: acknowledged jobs are there and completed, none was started twice or lived twice, nothing saved was done
+again, no process is left, and the journal replays.
 """
 
 from __future__ import annotations
