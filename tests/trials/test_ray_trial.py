@@ -41,8 +41,10 @@ def test_sixty_jobs(policy: str, tmp_path: Path) -> None:
             Mischief(36.0, "raylets that have gone are started again", revive),
         ]
         try:
-            trial.up(engine="ray", address=ray.address, home="127.0.0.1", lease_s=4.0, policy=policy, grace_s=5.0)
-            plan = trial.plan(JOBS, {1: 3, 2: 3, 4: 2, 8: 1, 12: 0.5}, (2, 16))
+            settings = {"tiresias-l": ["queue_limits=8,60"], "dally": ["lease_s=6"]}[policy]
+            where = {"engine": "ray", "address": ray.address, "home": "127.0.0.1", "lease_s": 4.0}
+            trial.up(policy=policy, settings=settings, grace_s=5.0, **where)
+            plan = trial.plan(JOBS, {1: 2, 2: 2, 4: 3, 8: 3, 12: 1, 16: 1}, (3, 24))
             trial.run(plan, 25.0, mischief, patience_s=300.0)
             assert trial.balance() == {"completed": JOBS}
         except BaseException:
@@ -51,4 +53,5 @@ def test_sixty_jobs(policy: str, tmp_path: Path) -> None:
         finally:
             trial.down()
         assert not trial.left()
+        assert trial.figures.preemptions > 0
         trial.keep(f"ray-{policy}", policy=policy, nodes=4, gpus=32)

@@ -30,6 +30,7 @@ from thebes.node import processes
 from thebes.node.instance import Instance, wait_gone
 from thebes.server.lifecycle import Options, bring_up, take_down
 from thebes.server.replay import replay_store
+from thebes.server.standby import rehearse
 
 KINDS = {"plain": 17, "careless": 2, "daemon": 1}
 LIVES = ["queued", "held", "starting", "running", "preempting", "suspended"]
@@ -89,7 +90,7 @@ class Trial:
         self.figures = Figures()
 
     def up(self, **options: Any) -> None:
-        bring_up(self.instance, Options(**options))
+        bring_up(self.instance, Options(**options), rehearse)  # what is to be compiled is compiled before
         self.client = Client(dir=self.instance.dir)
 
     def down(self) -> None:
