@@ -7,6 +7,7 @@ are never used twice, so tests do not see each other's jobs.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,7 +24,7 @@ from thebes.node import processes
 PATIENCE_S = 60.0
 GPUS = 8
 KEY = bytes(range(32))
-_numbers = count(1)
+_numbers = count(os.getpid() * 1000)  # no other instance on this machine has such jobs
 
 
 class World(Protocol):
@@ -85,6 +86,7 @@ def slurm_world(folder: Path) -> Iterator[World]:
     require("slurm")
     import pytest
     from slurm_cluster import slurm_cluster
+
     from thebes.engine.slurm import SlurmEngine
 
     with slurm_cluster(nodes=4, gpus=GPUS) as slurm, pytest.MonkeyPatch.context() as patch:
@@ -98,6 +100,7 @@ def slurm_world(folder: Path) -> Iterator[World]:
 def ray_world(folder: Path) -> Iterator[World]:
     require("ray")
     from ray_cluster import RayCluster
+
     from thebes.engine.ray import RayEngine
 
     with RayCluster() as ray:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import secrets
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -78,6 +79,10 @@ class Home:
 
     async def open(self, host: str, port: int) -> None:
         """OSError when the port is taken."""
+        if not port:  # the same one for every address family
+            with socket.socket() as probe:
+                probe.bind(("", 0))
+                port = int(probe.getsockname()[1])
         self._server = await asyncio.start_server(self._meet, host or None, port, limit=wire.LINE_LIMIT_BYTES)
         self.port = int(self._server.sockets[0].getsockname()[1])
 

@@ -567,12 +567,21 @@ class Slurm:
     async def cancel(self, jobs: Iterable[int], *, at_once: bool = False) -> None:
         """End them; at once: without the time that Slurm gives them. Those that are over do not matter."""
         listed = sorted(jobs)
-        for signal_name in ("KILL", "") if at_once else ("",):
-            try:
-                await self.run(scancel_args(listed, signal_name=signal_name))
-            except SlurmError as error:
-                if error.trouble not in ("unknown-job", "other"):
-                    raise
+        if at_once:
+            await self._cancel(scancel_args(listed, signal_name="KILL"))
+            # A step whose srun is told that all is over cannot tell it how it ended, and tries for ten seconds.
+            for _ in range(20):
+                if not sum([await self.steps(job) for job in listed]):
+                    break
+                await asyncio.sleep(0.1)
+        await self._cancel(scancel_args(listed))
+
+    async def _cancel(self, args: Sequence[str]) -> None:
+        try:
+            await self.run(args)
+        except SlurmError as error:
+            if error.trouble not in ("unknown-job", "other"):
+                raise
 
     async def queue(self, *, uid: int | None = None, over_too: bool = False) -> list[Queued]:
         return parse_queue(await self.run(squeue_args(uid=uid, over_too=over_too)))
@@ -588,7 +597,12 @@ class Slurm:
 
     async def steps(self, job: int) -> int:
         """How many steps of this Slurm job run."""
-        text = await self.run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"])
+        try:
+            text = await self.run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"])
+        except SlurmError as error:
+            if error.trouble in ("silent", "missing"):
+                raise
+            return 0
         return len([line for line in text.splitlines() if re.match(rf"\s*{job}\.\d", line)])
 
     async def racks(self) -> dict[str, str]:

@@ -621,6 +621,9 @@ class Supervisor:
         self.libc = ctypes.CDLL(None)
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.libc.prctl(PR_SET_NAME, b"thebes " + self.name.encode(), 0, 0, 0)  # what `ps` and `top` show
+        self._open_control()
+
+    def _open_control(self) -> None:
         self.ctl = os.open(self.attempt + "/ctl", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.rest = b""
 

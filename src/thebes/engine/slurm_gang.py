@@ -1,0 +1,206 @@
+"""One incarnation of a job under Slurm: what is remembered of it, in memory and in the folder that all nodes share.
+
+SHARED/slurm/gangs/JOB.INC.json       one per incarnation that is not forgotten: what a new controller reads
+SHARED/slurm/log/JOB.INC.log          what srun had to say
+SHARED/slurm/homes.json               where steps call, read by them before each call
+SHARED/slurm/bin-HASH/step.pyc        what runs on the nodes
+SHARED/fence/JOB                      the newest incarnation; nothing older starts
+SHARED/nodes/NODE/attempts/JOB.INC/   launch.json, step.json from us; state.json and logs from the step
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from thebes.engine.contract import Part, Report
+from thebes.engine.link import Link
+from thebes.node import seal as seal_module
+from thebes.node.attempt import AttemptDir, Rate, lost_state, make_report
+from thebes.node.instance import write_json
+
+# launching: not started on any node, will be undone after a crash. started: `start` may have been said.
+Phase = Literal["launching", "started", "over"]
+Key = tuple[str, int]
+STEP_FILES = ("step", "supervisor", "seal", "lease")
+
+
+@dataclass(eq=False)
+class Gang:
+    """What the engine knows of one incarnation."""
+
+    job_id: str
+    incarnation: int
+    parts: tuple[Part, ...]
+    phase: Phase = "launching"
+    slurm_job: int = 0
+    ids: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the GPUs that Slurm gave, by its numbers
+    master: tuple[str, int] | None = None
+    grace_s: float = 30.0
+    links: dict[str, Link] = field(default_factory=dict, repr=False)
+    reports: dict[str, Report] = field(default_factory=dict, repr=False)
+    srun: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    srun_ended: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    kill_asked: bool = False
+    fenced: bool = False  # Slurm's job is over and its step was told so
+    gone_s: float | None = None  # since when Slurm has no such job running, by the loop's clock
+    changed: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+
+    @property
+    def key(self) -> Key:
+        return self.job_id, self.incarnation
+
+    @property
+    def name(self) -> str:
+        return f"{self.job_id}.{self.incarnation}"
+
+    @property
+    def nodes(self) -> list[str]:
+        return [part.node for part in self.parts]
+
+    @property
+    def alive(self) -> list[str]:
+        """Nodes on which it has not ended."""
+        return [node for node in self.nodes if node not in self.reports or self.reports[node].state != "exited"]
+
+    def tell(self) -> None:
+        """Wake whoever waits for a change."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Shared:
+    """The folder that all nodes see, as the engine uses it. Blocking: called in threads where it matters."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dir = folder
+        self.nodes = folder / "nodes"
+        self.fences = folder / "fence"
+        self.slurm = folder / "slurm"
+        self.gangs = self.slurm / "gangs"
+        self.logs = self.slurm / "log"
+        self.homes = self.slurm / "homes.json"
+
+    def make(self) -> None:
+        for path in (self.nodes, self.fences, self.gangs, self.logs):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def attempt(self, node: str, gang: Gang | Key) -> AttemptDir:
+        job_id, incarnation = gang.key if isinstance(gang, Gang) else gang
+        return AttemptDir(self.nodes / node / "attempts", job_id, incarnation)
+
+    def install_step(self) -> Path:
+        """step.py and its neighbours, compiled: nodes need our Python, but not our package."""
+        source = Path(seal_module.__file__).parent
+        texts = {name: (source / f"{name}.py").read_bytes() for name in STEP_FILES}
+        digest = hashlib.sha256(b"\0".join([sys.version.encode(), *texts.values()])).hexdigest()[:12]
+        folder = self.slurm / f"bin-{digest}"
+        script = folder / "step.pyc"
+        if not script.exists():
+            draft = self.slurm / f".bin-{digest}.{os.getpid()}"
+            draft.mkdir(mode=0o700, exist_ok=True)
+            for name in STEP_FILES:
+                compiled = str(draft / f"{name}.pyc")
+                py_compile.compile(str(source / f"{name}.py"), cfile=compiled, doraise=True, optimize=1)
+            with suppress(OSError):  # another controller was faster
+                draft.rename(folder)
+            shutil.rmtree(draft, ignore_errors=True)
+        return script
+
+    # Gangs
+
+    def save(self, gang: Gang) -> None:
+        write_json(
+            self.gangs / f"{gang.name}.json",
+            {
+                "job_id": gang.job_id,
+                "incarnation": gang.incarnation,
+                "parts": [[part.node, list(part.gpus)] for part in gang.parts],
+                "phase": gang.phase,
+                "slurm_job": gang.slurm_job,
+                "ids": {node: list(ids) for node, ids in gang.ids.items()},
+                "master": list(gang.master) if gang.master else None,
+                "grace_s": gang.grace_s,
+            },
+        )
+
+    def drop(self, gang: Gang) -> None:
+        (self.gangs / f"{gang.name}.json").unlink(missing_ok=True)
+
+    def load(self) -> Iterator[Gang]:
+        for path in sorted(self.gangs.glob("*.json")):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                found: dict[str, Any] = json.loads(path.read_bytes())
+                yield Gang(
+                    job_id=found["job_id"],
+                    incarnation=found["incarnation"],
+                    parts=tuple(Part(node, tuple(gpus)) for node, gpus in found["parts"]),
+                    phase=found["phase"],
+                    slurm_job=found["slurm_job"],
+                    ids={node: tuple(ids) for node, ids in found["ids"].items()},
+                    master=tuple(found["master"]) if found["master"] else None,
+                    grace_s=found["grace_s"],
+                )
+
+    # Fences
+
+    def fence(self, job_id: str) -> int:
+        try:
+            return int((self.fences / job_id).read_text())
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def raise_fence(self, job_id: str, incarnation: int) -> None:
+        """Durably: from now on nothing older starts."""
+        if incarnation <= self.fence(job_id):
+            return
+        draft = self.fences / f".{job_id}.new"
+        with draft.open("w") as file:
+            file.write(f"{incarnation}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.fences / job_id)
+        folder = os.open(self.fences, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    # Attempts
+
+    def write_attempt(self, attempt: AttemptDir, launch: dict[str, Any], step: dict[str, Any]) -> None:
+        """What the step reads; values are secrets."""
+        attempt.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, value in (("launch.json", launch), ("step.json", step)):
+            fd = os.open(attempt.path / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "w") as file:
+                json.dump(value, file)
+
+    def remove_attempts(self, gang: Gang) -> None:
+        """Of one that never started."""
+        for node in gang.nodes:
+            shutil.rmtree(self.attempt(node, gang).path, ignore_errors=True)
+
+    def report(self, gang: Gang, node: str) -> Report:
+        """What the files say."""
+        attempt = self.attempt(node, gang)
+        return make_report(attempt, node, attempt.state(), Rate())
+
+    def write_lost(self, gang: Gang, node: str, cause: str, detail: str) -> Report:
+        """The result of a part that can tell no other: unless its step has written one after all."""
+        attempt = self.attempt(node, gang)
+        state = attempt.state()
+        if state.get("state") != "exited":
+            write_json(attempt.path / "state.json", {**lost_state(attempt, state, detail), "cause": cause})
+        return self.report(gang, node)
