@@ -6,7 +6,8 @@
 
 Every call is described once, in `_Calls`; the two clients differ in how they carry a call out. What takes several
 requests (pages, following a log, waiting) is a generator of requests without I/O, driven by either client. While the
-controller restarts, calls are repeated for up to 15 s; a submit carries a key, so a repeat never makes a second job.
+controller restarts or another one takes over, calls are repeated for up to 15 s; a submit carries a key, so a repeat
+never makes a second job. A controller that only stands by names the leader, who is then asked.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ class _Calls:
         self._where = (url, token, dir)
         self._target: Target | None = None
         self._http: Any = None
+        self._turn = 0  # which of several addresses is asked
 
     def _call(self, call: Call) -> Any:
         raise NotImplementedError
@@ -296,8 +298,27 @@ class _Calls:
     # carrying calls out: what both clients share
 
     def _aim(self) -> Target:
-        self._target = find_target(*self._where)
+        self._target = find_target(*self._where, turn=self._turn)
         return self._target
+
+    def _missed(self) -> None:
+        """Nobody answered there: ask the next one."""
+        self._target = None
+        self._turn += 1
+
+    def _sent_on(self, response: httpx.Response, target: Target, attempts: _Patience) -> float | None:
+        """Seconds until the next try if this was a standby, which has done nothing; None for an answer that counts."""
+        if response.status_code != 503 or "x-thebes-standby" not in response.headers:
+            return None
+        leader = response.headers.get("x-thebes-leader", "")
+        pause_s = attempts.nobody_leads()
+        if pause_s is None:
+            return None
+        if not leader:
+            self._missed()
+            return pause_s
+        self._target = target.at(leader)
+        return 0.0 if attempts.first_time(leader) else pause_s
 
     def _request(self, call: Call, target: Target) -> dict[str, Any]:
         params = {name: value for name, value in call.params.items() if value is not None}
@@ -341,6 +362,9 @@ class Client(_Calls):
                 with self._open(target).stream("GET", target.url + "/v1/stream", **lines.request(target)) as response:
                     if response.status_code >= 400:
                         response.read()
+                        if (pause := self._sent_on(response, target, attempts)) is not None:
+                            time.sleep(pause)
+                            continue
                         raise _server_error(response)
                     attempts = _Patience()
                     for line in response.iter_lines():
@@ -349,7 +373,7 @@ class Client(_Calls):
                             yield event
             except httpx.TransportError as error:
                 time.sleep(attempts.after(error, True, target))
-                self._target = None
+                self._missed()
 
     def _open(self, target: Target) -> httpx.Client:
         if self._http is None:
@@ -366,12 +390,15 @@ class Client(_Calls):
             target = self._target or self._aim()
             try:
                 response = self._send(call, target)
-                if response.status_code != 429 or (pause := attempts.slowed_down(response)) is None:
+                pause = self._sent_on(response, target, attempts)
+                if pause is None and response.status_code == 429:
+                    pause = attempts.slowed_down(response)
+                if pause is None:
                     _discard(call)
                     return self._result(call, response)
             except httpx.TransportError as error:
                 pause = attempts.after(error, call.repeatable, target)
-                self._target = None
+                self._missed()
             time.sleep(pause)
 
     def _send(self, call: Call, target: Target) -> httpx.Response:
@@ -433,6 +460,9 @@ class AsyncClient(_Calls):
                 ) as response:
                     if response.status_code >= 400:
                         await response.aread()
+                        if (pause := self._sent_on(response, target, attempts)) is not None:
+                            await _sleep(pause)
+                            continue
                         raise _server_error(response)
                     attempts = _Patience()
                     async for line in response.aiter_lines():
@@ -441,7 +471,7 @@ class AsyncClient(_Calls):
                             yield event
             except httpx.TransportError as error:
                 await _sleep(attempts.after(error, True, target))
-                self._target = None
+                self._missed()
 
     def _open(self, target: Target) -> httpx.AsyncClient:
         if self._http is None:
@@ -458,12 +488,15 @@ class AsyncClient(_Calls):
             target = self._target or self._aim()
             try:
                 response = await self._send(call, target)
-                if response.status_code != 429 or (pause := attempts.slowed_down(response)) is None:
+                pause = self._sent_on(response, target, attempts)
+                if pause is None and response.status_code == 429:
+                    pause = attempts.slowed_down(response)
+                if pause is None:
                     _discard(call)
                     return self._result(call, response)
             except httpx.TransportError as error:
                 pause = attempts.after(error, call.repeatable, target)
-                self._target = None
+                self._missed()
             await _sleep(pause)
 
     async def _send(self, call: Call, target: Target) -> httpx.Response:
@@ -501,6 +534,7 @@ class _Patience:
     def __init__(self) -> None:
         self._until_s = time.monotonic() + RETRY_FOR_S
         self._pause_s = 0.05
+        self._sent_to: set[str] = set()
 
     def after(self, error: httpx.TransportError, repeatable: bool, target: Target) -> float:
         """Seconds until the next try; raises when there should be none."""
@@ -530,6 +564,16 @@ class _Patience:
         except ValueError:
             asked_s = 1.0
         return asked_s if time.monotonic() + asked_s <= self._until_s else None
+
+    def nobody_leads(self) -> float | None:
+        """Seconds until a standby is asked again, or None when patience is at its end."""
+        return self._next() if time.monotonic() + self._pause_s <= self._until_s else None
+
+    def first_time(self, leader: str) -> bool:
+        """Whether we are sent there for the first time; later ones wait a little."""
+        known = leader in self._sent_to
+        self._sent_to.add(leader)
+        return not known
 
     def _next(self) -> float:
         pause_s, self._pause_s = self._pause_s, min(1.0, self._pause_s * 1.6)

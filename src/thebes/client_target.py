@@ -2,13 +2,14 @@
 
 In this order: `url`, `dir`, THEBES_URL, THEBES_DIR, ~/.thebes. With an address the token comes from `token`,
 THEBES_TOKEN or the file THEBES_TOKEN_FILE; with a folder it lies in that folder unless one is given. A server with a
-certificate of its own is believed if THEBES_CA_FILE names it, or the folder does.
+certificate of its own is believed if THEBES_CA_FILE names it, or the folder does. Where several controllers share a
+cluster, the address may be several with commas between them.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ class Target:
     token: str
     dir: Path | None = None
     certificate: str | None = None  # the server's own, or that of who signed it
+    followed: bool = False  # a standby has sent us there
 
     def tls(self) -> ssl.SSLContext | bool:
         """How to check the server. To load certificates takes a while, so plain HTTP does without."""
@@ -42,23 +44,35 @@ class Target:
         context.check_hostname = self.dir is None
         return context
 
+    def at(self, url: str) -> Target:
+        """The same cluster at another address, as a standby has named it."""
+        if self.url.startswith("https:") and not url.startswith("https:"):
+            raise UserError(
+                f"{self.url} sends us on to {url}, where the token would travel in the clear",
+                hint="give all controllers a certificate (`thebes up --tls-cert`)",
+            )
+        if url == self.url:
+            return self
+        return replace(self, url=_checked_url(url), followed=True)
+
     def may_come_back(self) -> bool:
         """Whether somebody is there who could start the controller again; of another machine nobody can say."""
-        if self.dir is None:
+        if self.dir is None or self.followed:
             return True
         found = Instance(self.dir)
         return any(found.holder_pid(part) is not None for part in ("keeper", "standby", "controller"))
 
 
 def find_target(
-    url: str | None = None, token: str | None = None, folder: str | os.PathLike[str] | None = None
+    url: str | None = None, token: str | None = None, folder: str | os.PathLike[str] | None = None, *, turn: int = 0
 ) -> Target:
-    """The cluster to talk to."""
+    """The cluster to talk to; of several addresses the one whose turn it is."""
     if url is None and folder is None:
         url = os.environ.get("THEBES_URL") or None
     if url is not None:
         certificate = os.environ.get("THEBES_CA_FILE") or None
-        return Target(_checked_url(url), token or _token_of_environment(url), certificate=certificate)
+        urls = [_checked_url(one.strip()) for one in url.split(",") if one.strip()] or [_checked_url(url)]
+        return Target(urls[turn % len(urls)], token or _token_of_environment(url), certificate=certificate)
     found = Instance.at(os.fspath(folder) if folder is not None else None)
     endpoint = found.read_endpoint()
     if endpoint is None:

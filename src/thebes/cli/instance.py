@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -77,6 +78,10 @@ def up(
     from thebes.node.instance import Instance
     from thebes.server.lifecycle import Options, bring_up
 
+    if store is not None:
+        hide_password(store)
+    else:
+        store = os.environ.get("THEBES_STORE") or None
     instance = Instance.at(folder)
     brought = bring_up(
         instance,
@@ -106,6 +111,8 @@ def up(
     config = brought.config
     gpus = plural(config.gpus, "virtual GPU" if config.nodes[0].virtual else "GPU")
     print(paint("Thebes is up already" if brought.was_up else "Thebes is up", "bold") + f"  {brought.url}")
+    if brought.leader is not None:
+        print(f"  standby  {brought.leader} leads; this one takes over when it is gone")
     print(f"  folder   {instance.dir}")
     print(f"  policy   {config.policy}, placement {config.placement}")
     where = "" if config.engine == "local" else f" of {config.engine.capitalize()}"
@@ -116,6 +123,28 @@ def up(
     if elsewhere:
         print(f"  export THEBES_DIR={_quoted(str(instance.dir))}")
     print("  thebes submit --gpus 1 -- python train.py")
+
+
+def hide_password(url: str) -> None:
+    """Overwrite the password of an address in our own command line: everybody on this machine can read that."""
+    import ctypes
+    from pathlib import Path
+
+    head, at, _ = url.rpartition("@")
+    _, colon, password = head.partition("://")[2].partition(":")
+    if not (at and colon and password):
+        return
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # where the arguments begin and end
+        arguments = ctypes.string_at(start, end - start)
+        secret = password.encode()
+        where = arguments.find(secret)
+        while where >= 0:
+            ctypes.memset(start + where, ord("*"), len(secret))
+            where = arguments.find(secret, where + len(secret))
+    except (OSError, ValueError, IndexError):
+        pass  # not Linux as we know it: a file ~/.pgpass is the better place anyway
 
 
 def compile_ahead(policy: Policy, placement: Placement) -> None:
@@ -192,6 +221,7 @@ def _status_lines(state: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("folder", state["dir"], ""),
         ("url", state["url"] or "–", ""),
         ("policy", f"{state['policy']}, placement {state['placement']}", ""),
+        *_controller_lines(state),
         ("keeper", f"pid {keeper}" if keeper else "dead", "" if keeper else "yellow"),
         (
             "controller",
@@ -211,6 +241,20 @@ def _status_lines(state: dict[str, Any]) -> list[tuple[str, str, str]]:
     if state["trouble"]:
         lines.append(("trouble", str(state["trouble"]), "red"))
     return lines
+
+
+def _controller_lines(state: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The store and who leads, where several controllers may share it."""
+    if not state["store"]:
+        return []
+    lines = [("store", state["store"], "")]
+    controllers = state["controllers"] or []
+    leaders = [one for one in controllers if one["leads"]]
+    lines.append(
+        ("leader", f"{leaders[0]['name']}  {leaders[0]['url']}" if leaders else "none", "" if leaders else "red")
+    )
+    waiting = [f"{one['name']}  {one['url']}" for one in controllers if not one["leads"]]
+    return lines + [("standby", text, "") for text in waiting or ["none"]]
 
 
 def doctor(folder: Folder = None, output: ShortFormat = ShortOutput.table) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -45,6 +46,11 @@ class AgentEngine:
         """Agents that keep no lease (those of this machine) have nothing to be told."""
         park = {"for_s": PARKED_LEASE_S}
         await asyncio.gather(*(link.call("park", park) for link in self._links.values()), return_exceptions=True)
+
+    async def tell_homes(self, homes: Sequence[str]) -> None:
+        """Where agents find the controllers of this cluster from now on; those that cannot be told hear it later."""
+        told = {"homes": list(homes)}
+        await asyncio.gather(*(link.call("homes", told) for link in self._links.values()), return_exceptions=True)
 
     def master_address(self, link: Link) -> str:
         """Where the other ranks of a gang find its first node."""

@@ -19,8 +19,24 @@ from thebes.node.seal import NONCE_BYTES, VERSION, BadSeal, Seal, check_door
 
 CONNECT_S = 3.0
 AGAIN_FIRST_S, AGAIN_LAST_S = 0.1, 1.0
+# He says something every five seconds. One that is silent for longer is frozen or cut off, and another may lead by now.
+SILENT_S = 12.0
 
 Talk = Callable[[Any, Any], Awaitable[None]]
+
+
+class _Impatient:
+    """Hears the end of the line when nothing was said for too long."""
+
+    def __init__(self, reader: SealedReader) -> None:
+        self._reader = reader
+
+    async def readline(self) -> bytes:
+        try:
+            async with asyncio.timeout(SILENT_S):
+                return await self._reader.readline()
+        except TimeoutError:
+            return b""
 
 
 class CallHome:
@@ -57,7 +73,7 @@ class CallHome:
                 seal = await self._shake_hands(reader, writer)
             self.address = str(writer.get_extra_info("sockname")[0])
             self._heard()
-            await self._talk(SealedReader(reader, seal, self._heard), SealedWriter(writer, seal))
+            await self._talk(_Impatient(SealedReader(reader, seal, self._heard)), SealedWriter(writer, seal))
         finally:
             with suppress(OSError):
                 writer.close()

@@ -337,6 +337,7 @@ class Health(Out):
     """The server answers."""
 
     ok: bool
+    role: str = Field("leader", description="leader, or standby: then another controller has to be asked.")
 
 
 class NothingIn(In):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -38,8 +37,8 @@ IN_MODELS: tuple[type[BaseModel], ...] = (JobSpec, *answers.IN_MODELS)
 
 
 def create_app(controller: Controller, store: Store, config: Config) -> FastAPI:
-    """The whole API of one instance, whose folder is where its store lies."""
-    api = Api(controller, store, config, Path(store.path).parent)
+    """The whole API of one instance."""
+    api = Api(controller, store, config, controller.shared.dir)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> Any:

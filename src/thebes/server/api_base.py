@@ -54,6 +54,7 @@ class Api:
         self.access = Access(store)
         self.places = Places()
         self.rate = Rate()
+        self.members: Callable[[], list[dict[str, Any]]] | None = None  # controllers, where there may be several
         self.snapshots = Snapshots(folder, limits)
         self.closing = (
             asyncio.Event()

@@ -118,6 +118,8 @@ def cluster_routes(api: Api) -> APIRouter:
         asker = asker_of(request)
         who = asker.principal
         found = {**api.controller.status(), "you": {"user": who.user, "role": who.role, "tenant": who.tenant}}
+        if api.members is not None:
+            found["controllers"] = api.members()
         if not asker.principal.is_admin:
             found["jobs"] = await api.read(lambda c: db.count_by_state(c, asker.viewer))
         return reply(answers.Status(**found))

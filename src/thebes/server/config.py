@@ -86,6 +86,27 @@ class Config(BaseModel):
         return sum(node.gpus for node in self.nodes)
 
 
+# What each controller of a cluster has for itself; all the rest they have in common.
+OWN = frozenset({"host", "port", "tls_cert", "tls_key", "store", "home_host", "home_port"})
+
+
+def of_cluster(config: Config) -> dict[str, Any]:
+    """What all controllers of a cluster have in common, to be kept in their store."""
+    return config.model_dump(mode="json", exclude=set(OWN))
+
+
+def from_cluster(kept: dict[str, Any], own: Config | None, store: str = "") -> Config:
+    """A controller's configuration, from what the cluster's store has and what is its own."""
+    mine = {"store": store} if own is None else own.model_dump(mode="json", include=set(OWN))
+    try:
+        return Config.model_validate({**kept, **mine})
+    except ValidationError as error:
+        raise UserError(
+            f"the configuration in the store cannot be understood: {'; '.join(_faults(error))}",
+            hint="was it written by a newer Thebes?",
+        ) from None
+
+
 def load(path: Path) -> Config:
     """The configuration in a file; a UserError tells which key is wrong, or that there is no instance."""
     try:

@@ -30,7 +30,10 @@ class Identity:
 
 def identify(store: Store, epoch: int | None = None) -> Identity:
     """From the store, made there at the first time. Without an `epoch` (no other controller), the next one."""
+    from sqlalchemy import select
+
     from thebes.server import store as db
+    from thebes.server.schema import leader
 
     def look(c: Connection) -> Identity:
         instance_id, key = db.get_meta(c, "instance_id"), db.get_meta(c, "home_key")
@@ -40,8 +43,8 @@ def identify(store: Store, epoch: int | None = None) -> Identity:
             db.set_meta(c, "home_key", key)
         led = epoch
         if led is None:
-            led = int(db.get_meta(c, "epoch") or 0) + 1
-            db.set_meta(c, "epoch", str(led))
+            c.execute(leader.update().values(epoch=leader.c.epoch + 1))
+            led = int(c.execute(select(leader.c.epoch)).scalar_one())
         return Identity(instance_id, bytes.fromhex(key), led)
 
     return store.change_blocking(look)

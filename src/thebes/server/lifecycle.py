@@ -23,11 +23,22 @@ from thebes.engine.contract import PREEMPTED_EXIT_CODE
 from thebes.model.errors import UserError
 from thebes.node.instance import Attempt, Instance, LockHeld, explain, stop_process
 from thebes.node.keeper import CONTROLLER_PATIENCE_S, MISTAKES, call_keeper, start_keeper, stop_instance
-from thebes.server.config import Config, NodeConfig, check_listening, live_policy, load, make, save
+from thebes.server.config import (
+    Config,
+    NodeConfig,
+    check_listening,
+    from_cluster,
+    live_policy,
+    load,
+    make,
+    of_cluster,
+    save,
+)
 
 if TYPE_CHECKING:
     from thebes.placement import Placement
     from thebes.policy import Policy
+    from thebes.server.leader import Member
 
 READY_S = 30.0  # loading takes three seconds, or ten on a machine that is busy with training
 HOPELESS_DEATHS = 3
@@ -79,12 +90,13 @@ class Brought:
     config: Config
     url: str
     was_up: bool
+    leader: str | None = None  # where the leader answers, if this one is a standby
 
 
 # what is wanted
 
 
-def wanted_config(saved: Config | None, options: Options) -> Config:
+def wanted_config(saved: Config | None, options: Options, *, ask_site: bool = True) -> Config:
     """The saved configuration with what was said this time; without a saved one, the defaults."""
     values: dict[str, Any] = saved.model_dump() if saved else {}
     if options.policy is not None:
@@ -114,7 +126,8 @@ def wanted_config(saved: Config | None, options: Options) -> Config:
         values["nodes"] = [node.model_dump() for node in _wanted_nodes(saved, options)]
     else:
         values |= _called_at(values, options)
-        values["nodes"] = [node.model_dump() for node in _site_nodes(saved, values)]
+        found = _site_nodes(saved, values) if ask_site or saved is None else saved.nodes
+        values["nodes"] = [node.model_dump() for node in found]
     return make(**values)
 
 
@@ -232,9 +245,105 @@ def differences(running: Config, wanted: Config) -> list[str]:
 
 
 def _shown(key: str, value: Any) -> str:
+    if key == "store":
+        return shown_store(value) or "a file"
     if key == "nodes":
         return " + ".join(f"{node['gpus']}{' virtual' if node['virtual'] else ''}" for node in value) + " GPUs"
     return " ".join(value) or "none" if isinstance(value, list) else str(value)
+
+
+# a store that several controllers share
+
+
+def shown_store(url: str) -> str:
+    """For people: without a password."""
+    if not url:
+        return ""
+    from thebes.server.postgres import without_password
+
+    return without_password(url)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the store of several controllers says about them."""
+
+    store: str
+    kept: dict[str, Any] | None  # the configuration that they have in common
+    others: tuple[Member, ...]  # controllers that are at work with it, without the one of this folder
+
+    def keep(self, config: Config) -> None:
+        if of_cluster(config) == self.kept:
+            return
+        from thebes.server import store as db
+        from thebes.server.shift import CONFIG_KEY
+
+        with db.Store.open(self.store) as store:
+            text = json.dumps(of_cluster(config))
+            store.change_blocking(lambda c: db.set_meta(c, CONFIG_KEY, text))
+
+
+def look_at_cluster(instance: Instance, saved: Config | None, options: Options) -> Cluster | None:
+    """Who else uses the store, and how; None for a store in a file. A UserError tells why it cannot be used."""
+    url = options.store if options.store is not None else saved.store if saved else ""
+    if not url:
+        return None
+    from thebes.server import store as db
+    from thebes.server.database import POSTGRES_SCHEMES
+    from thebes.server.leader import Lease, Member, identity_of
+    from thebes.server.postgres import Postgres
+    from thebes.server.shift import CONFIG_KEY
+
+    if not url.startswith(POSTGRES_SCHEMES):
+        raise UserError(
+            "--store: this is not an address of a PostgreSQL database",
+            hint="as in postgresql://USER@HOST:5432/DATABASE",
+        )
+    with db.Store.open(url) as store:
+        assert isinstance(store.database, Postgres)
+        with store.read() as c:
+            kept, empty = db.get_meta(c, CONFIG_KEY), not db.jobs_ever(c)
+        lease = Lease(store.database, Member(identity_of(instance.dir), "", ""))
+        try:
+            others = tuple(one for one in lease.members() if one.alive and one.id != lease.me.id)
+        finally:
+            lease.close()
+    if empty and saved is not None and not saved.store and instance.store.exists():
+        with db.Store.open(instance.store) as file, file.read() as c:
+            if db.jobs_ever(c):
+                raise UserError(
+                    f"the jobs of this cluster are in {instance.store}, and {shown_store(url)} is empty",
+                    hint="move them: `thebes backup FILE`, then `thebes restore FILE --store URL`; or choose another "
+                    "folder with --dir",
+                )
+    return Cluster(url, None if kept is None else json.loads(kept), others)
+
+
+def wanted_for(cluster: Cluster | None, saved: Config | None, options: Options) -> Config:
+    """The same as `wanted_config`, where other controllers may be at work: what they have in common is settled."""
+    if cluster is None:
+        return wanted_config(saved, options)
+    own = None if saved is None else saved.model_copy(update={"store": cluster.store})
+    base = saved if cluster.kept is None else from_cluster(cluster.kept, own, cluster.store)
+    wanted = wanted_config(base, options, ask_site=not cluster.others)
+    if cluster.others:
+        from thebes.server.shift import refuse_local
+
+        if wanted.engine == "local":
+            refuse_local(cluster.others)
+        if base is not None and of_cluster(wanted) != cluster.kept:
+            told = differences(from_cluster(of_cluster(base), wanted), wanted)
+            raise UserError(
+                f"the cluster in {shown_store(cluster.store)} runs with other options: {'; '.join(told)}",
+                hint="leave them out: they are taken over; or take all its controllers down first "
+                f"({', '.join(other.name for other in cluster.others)})",
+            )
+    if wanted.engine != "local" and not wanted.shared_dir:
+        raise UserError(
+            "several controllers need a folder for checkpoints that all machines see",
+            hint="name it with --shared DIR, the same for all controllers",
+        )
+    return wanted
 
 
 # up
@@ -253,7 +362,8 @@ def bring_up(
     with _alone(instance):
         _check_here(instance)
         saved = load(instance.config) if instance.exists else None
-        wanted = wanted_config(saved, options)
+        cluster = look_at_cluster(instance, saved, options)
+        wanted = wanted_for(cluster, saved, options)
         running = saved is not None and bool(living_parts(instance))
         if saved is not None and wanted != saved:
             _refuse_change(instance, saved, wanted, running)
@@ -266,19 +376,21 @@ def bring_up(
             prepare(*chosen)
             if wanted != saved:
                 save(instance.config, wanted)
+            if cluster is not None:
+                cluster.keep(wanted)
         if running:
             _go_on(instance)
         keeper = None if was_up else start_keeper(instance)
         if was_up:
             call_keeper(instance)
         try:
-            url = _wait_until_ready(instance, wanted, mark, keeper)
+            url, leader = _wait_until_ready(instance, wanted, mark, keeper)
         except BaseException:
             if not running and not was_up:
                 stop_instance(instance, wanted.node_names)
                 _restore(instance, saved, wanted)
             raise
-    return Brought(wanted, url, was_up)
+    return Brought(wanted, url, was_up, leader)
 
 
 def _make_shared(config: Config) -> None:
@@ -348,7 +460,8 @@ def _alone(instance: Instance) -> Any:
 
 def _wait_until_ready(
     instance: Instance, config: Config, mark: _LogMark, keeper: subprocess.Popen[bytes] | None
-) -> str:
+) -> tuple[str, str | None]:
+    """Its address; and that of the leader, if this one is a standby."""
     deadline_s = time.monotonic() + READY_S
     missing = "the controller does not answer"
     while time.monotonic() < deadline_s:
@@ -359,10 +472,17 @@ def _wait_until_ready(
             raise UserError(_said(instance, "keeper") or "the keeper ended at once", hint=f"see {instance.log}")
         answer = ask(instance, "GET", "/v1/healthz", timeout_s=1.0)
         if answer is not None and answer.status == 200 and {"keeper", "controller"} <= set(living_parts(instance)):
+            endpoint = instance.read_endpoint()
+            url = endpoint["url"] if endpoint else ""
+            if answer.body.get("role") == "standby":
+                if answer.body.get("leader"):
+                    return url, str(answer.body["leader"])
+                missing = answer.body.get("trouble") or "nobody leads the cluster yet"
+                time.sleep(0.03)
+                continue
             silent = silent_nodes(instance, config)
             if not silent:
-                endpoint = instance.read_endpoint()
-                return endpoint["url"] if endpoint else ""
+                return url, None
             missing = f"no word from the agent of {', '.join(silent[:8])}"
         elif answer is not None and answer.status != 200:
             missing = f"the controller answers: {answer.body.get('error', answer.status)}"
@@ -443,7 +563,11 @@ def take_down(instance: Instance, mode: Mode, tell: Tell) -> list[Ending]:
         raise UserError(f"there is no instance in {instance.dir}", hint="name its folder with --dir or THEBES_DIR")
     with _alone(instance):
         _check_here(instance)
-        endings = _end_through_controller(instance, mode, tell) if living_parts(instance) else []
+        heirs = _heirs(instance, mode)
+        if heirs:
+            tell(f"the cluster goes on without this controller: {', '.join(heirs)}")
+            mode = "keep"
+        endings = _end_through_controller(instance, mode, tell) if living_parts(instance) and not heirs else []
         for name in stop_instance(instance, agent_names(instance)):
             tell(f"{name} did not stop by itself and was killed")
         known = {ending.job_id for ending in endings}
@@ -456,6 +580,25 @@ def take_down(instance: Instance, mode: Mode, tell: Tell) -> list[Ending]:
         else:
             rest = [end for end in end_attempts(instance, mode, tell) if end.job_id not in known]
         return sorted([*endings, *rest], key=lambda ending: [int(n) for n in ending.job_id.split("_")])
+
+
+def _heirs(instance: Instance, mode: Mode) -> list[str]:
+    """Other controllers of this cluster: they go on with the jobs, so this one just leaves."""
+    answer = ask(instance, "GET", "/v1/healthz", timeout_s=2.0)
+    if answer is None or answer.status != 200:
+        return []
+    if answer.body.get("role") == "standby":
+        others = [answer.body["leader"]] if answer.body.get("leader") else []
+    else:
+        told = ask(instance, "GET", "/v1/status", with_token=True, timeout_s=5.0)
+        found = told.body.get("controllers") or [] if told is not None else []
+        others = [str(one["name"]) for one in found if not one["leads"] and one["seen_ago_s"] < 5.0]
+    if others and mode == "kill":
+        raise UserError(
+            f"other controllers of this cluster would start the jobs again: {', '.join(others)}",
+            hint="cancel the jobs (`thebes cancel`), or take the others down first",
+        )
+    return others
 
 
 def _job_ids(instance: Instance) -> list[str]:
@@ -581,11 +724,15 @@ def describe(instance: Instance) -> dict[str, Any]:
     config = load(instance.config)
     parts = living_parts(instance)
     endpoint = instance.read_endpoint() or {}
-    healthy, told = False, None
+    healthy, told, role, leader = False, None, None, None
+    controllers: Any = None
     if "controller" in parts:
         health = ask(instance, "GET", "/v1/healthz", timeout_s=2.0)
         healthy = health is not None and health.status == 200
-        if healthy:
+        if health is not None and healthy:
+            role, leader = health.body.get("role"), health.body.get("leader")
+            controllers = health.body.get("controllers")
+        if healthy and role != "standby":
             told = ask(instance, "GET", "/v1/status", with_token=True, timeout_s=5.0)
     facts = told.body if told is not None and told.status == 200 else {}
     gpus = facts.get("gpus") if isinstance(facts.get("gpus"), dict) else {}
@@ -595,7 +742,10 @@ def describe(instance: Instance) -> dict[str, Any]:
         "policy": config.policy,
         "placement": config.placement,
         "keeper": {"pid": parts.get("keeper")},
-        "controller": {"pid": parts.get("controller"), "healthy": healthy},
+        "controller": {"pid": parts.get("controller"), "healthy": healthy, "role": role},
+        "store": shown_store(config.store) or None,
+        "leader": leader,
+        "controllers": controllers or facts.get("controllers"),
         "agents": [{"node": node, "pid": parts.get(f"agent-{node}")} for node in config.node_names],
         "gpus": {
             "total": gpus.get("total", config.gpus),

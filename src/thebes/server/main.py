@@ -1,8 +1,9 @@
 """The controller process: `python -m thebes.server.main DIR`, started and started again by the keeper.
 
 Takes its lock, opens store, engine and controller, and serves the HTTP API until SIGTERM; jobs go on without it. Exit
-codes: 0 stopped, 2 something that a person must put right, 3 the port is taken, 4 another controller runs. In each case
-one line on stderr says what is the matter; the keeper logs it and `thebes up` prints it.
+codes: 0 stopped, 2 something that a person must put right, 3 the port is taken, 4 another controller runs, 5 another
+controller leads now. In each case one line on stderr says what is the matter; the keeper logs it and `thebes up` prints
+it. On a store that several controllers share it stands by until it leads (`leader.py`), and tells so to who asks.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ EXIT_STOPPED = 0
 EXIT_MISTAKE = 2
 EXIT_PORT_TAKEN = 3
 EXIT_HELD = 4
+EXIT_DEPOSED = 5
 FIRST_TENANT = "default"
 LAST_ANSWERS_S = 3  # for requests under way when we are told to stop
 
@@ -112,14 +114,23 @@ class _Server(uvicorn.Server):
 
 async def serve(instance: Instance, config: Config, listener: socket.socket) -> None:
     """Everything that lives as long as the controller, opened in order and closed in reverse."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if config.store:
+        from thebes.server.shift import serve_in_turn
+
+        await serve_in_turn(instance, config, listener, stop)
+    else:
+        await _serve_alone(instance, config, listener, stop)
+
+
+async def _serve_alone(instance: Instance, config: Config, listener: socket.socket, stop: asyncio.Event) -> None:
     from thebes.server.api import create_app
     from thebes.server.controller import Controller
     from thebes.server.engines import identify, make_engine
     from thebes.server.store import Store
 
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     store = Store.open(instance.store)
     try:
         keep_admin_token(instance, store)
@@ -128,24 +139,36 @@ async def serve(instance: Instance, config: Config, listener: socket.socket) -> 
         await controller.open()
         try:
             app = create_app(controller, store, config)
-            url = url_of(config, listener)
-
-            def tell_started() -> None:
-                more = {"tls_cert": config.tls_cert} if config.tls_cert else {}
-                with suppress(UserError):  # a full disk: the last endpoint has the same port, most likely
-                    instance.write_endpoint(url, **more)
-                logger.info("serving", extra={"fields": {"url": url}})
 
             async def told_to_stop() -> None:
                 ways_to_end = {asyncio.ensure_future(stop.wait()), asyncio.ensure_future(controller.ended())}
                 await asyncio.wait(ways_to_end, return_when=asyncio.FIRST_COMPLETED)
                 app.state.api.closing.set()  # streams and long polls end; Uvicorn waits for them
 
-            await _Server(_uvicorn_config(app, config), tell_started, told_to_stop).serve([listener])
+            await answer(instance, config, listener, app, told_to_stop)
         finally:
             await controller.close()
     finally:
         store.close()
+
+
+async def answer(
+    instance: Instance,
+    config: Config,
+    listener: socket.socket,
+    app: Any,
+    told_to_stop: Callable[[], Awaitable[None]],
+) -> None:
+    """Answer requests until told to stop; the last ones are finished."""
+    url = url_of(config, listener)
+
+    def tell_started() -> None:
+        more = {"tls_cert": config.tls_cert} if config.tls_cert else {}
+        with suppress(UserError):  # a full disk: the last endpoint has the same port, most likely
+            instance.write_endpoint(url, **more)
+        logger.info("serving", extra={"fields": {"url": url}})
+
+    await _Server(_uvicorn_config(app, config), tell_started, told_to_stop).serve([listener])
 
 
 def _uvicorn_config(app: Any, config: Config) -> uvicorn.Config:

@@ -389,15 +389,22 @@ class PostgresWriteSide(WriteSide):
             self.close()
         if self._connection is None:
             self._connection = self._engine.connect()
+            self._known = False
         return self._connection
 
     def _introduce(self) -> None:
         raw = driver(self.begun)
+        if self._epoch is not None:
+            raw.execute(f"SET application_name = 'thebes leader {self._epoch}'")  # the next one ends what is left of it
         raw.execute(f"DELETE FROM commits WHERE seen_s < {NOW} - {FORGET_WRITERS_S}")
-        raw.execute(
-            f"INSERT INTO commits (writer, number, seen_s) VALUES (%s, %s, {NOW}) ON CONFLICT DO NOTHING",
-            [self._writer, self._number],
-        )
+        if self._number == 0:
+            raw.execute(
+                f"INSERT INTO commits (writer, number, seen_s) VALUES (%s, 0, {NOW}) ON CONFLICT DO NOTHING",
+                [self._writer],
+            )
+        row = raw.execute("SELECT number FROM commits WHERE writer = %s", [self._writer]).fetchone()
+        if row is None or row[0] != self._number:
+            raise self._what_happened()
         self._known = True
 
     def in_transaction(self) -> bool:

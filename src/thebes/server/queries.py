@@ -450,3 +450,8 @@ def get_meta(c: Connection, key: str) -> str | None:
 def set_meta(c: Connection, key: str, value: str) -> None:
     if not c.execute(meta.update().where(meta.c.key == key).values(value=value)).rowcount:
         c.execute(meta.insert().values(key=key, value=value))
+
+
+def jobs_ever(c: Connection) -> int:
+    """How many numbers of jobs were given out: 0 for a store that was never used."""
+    return int(_COUNT.run(c).fetchone()[0])

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from thebes.model.errors import UserError
 from thebes.node.instance import Instance, Lock, wait_gone
 from thebes.server.main import (
+    EXIT_DEPOSED,
     EXIT_HELD,
     EXIT_MISTAKE,
     EXIT_PORT_TAKEN,
@@ -47,13 +48,13 @@ def load(instance: Instance) -> None:
     import uvicorn.loops.auto
     import uvicorn.protocols.http.auto  # noqa: F401
 
-    import thebes.engine.local
-    import thebes.server.api
-    import thebes.server.controller  # noqa: F401
     from thebes.server import config
 
     with suppress(UserError):  # the controller itself tells what is wrong with the configuration
-        rehearse(*config.live_policy(config.load(instance.config)))
+        found = config.load(instance.config)
+        if found.store:
+            pass  # brings the driver of the database with it
+        rehearse(*config.live_policy(found))
     gc.collect()
     gc.freeze()  # so that the collector does not touch, and thereby copy, the memory shared with the child
 
@@ -107,7 +108,8 @@ class Standby:
             if code in (EXIT_MISTAKE, EXIT_PORT_TAKEN):
                 return code
             young = time.monotonic() - began_s < YOUNG_S
-            killed = code in (EXIT_STOPPED, EXIT_HELD, -signal.SIGKILL)  # by somebody: no fault of its own
+            # By somebody, or another one leads: no fault of its own.
+            killed = code in (EXIT_STOPPED, EXIT_HELD, EXIT_DEPOSED, -signal.SIGKILL)
             crashes = crashes + 1 if young and not killed else 0
             if crashes >= YOUNG_CRASHES:
                 return 1
