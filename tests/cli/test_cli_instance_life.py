@@ -125,7 +125,7 @@ def test_status_tells_what_runs(running: Cluster) -> None:
     assert state["dir"] == str(running.instance.dir)
     assert state["policy"] == "las"
     assert state["keeper"] == {"pid": running.pid("keeper")}
-    assert state["controller"] == {"pid": running.pid("controller"), "healthy": True}
+    assert state["controller"] == {"pid": running.pid("controller"), "healthy": True, "role": "leader"}
     assert state["agents"] == [
         {"node": "n0", "pid": running.pid("agent-n0")},
         {"node": "n1", "pid": running.pid("agent-n1")},
@@ -202,7 +202,7 @@ def test_with_everything_killed_status_works_and_up_brings_it_back(running: Clus
         os.kill(running.pid(part), signal.SIGKILL)
         eventually(lambda part=part: running.pid(part) == 0)
     state = running.status()
-    assert state["controller"] == {"pid": None, "healthy": False}
+    assert state["controller"] == {"pid": None, "healthy": False, "role": None}
     assert [agent["pid"] for agent in state["agents"]] == [None, None]
     assert (state["gpus"]["total"], state["gpus"]["busy"], state["jobs"], state["url"]) == (8, None, None, None)
     assert "cluster    down" in running.run("status").out

@@ -1,8 +1,8 @@
 """Several controllers on one PostgreSQL store, and one of them leads: by a lease, a row in the database.
 
 The leader renews its lease every second. A standby looks at the row. When it has run out by the clock of the database,
-or has not changed for longer than a lease by the standby's own clock (clocks can be set), the standby takes it over with
-the next epoch. No clock decides what may be written: every commit of a leader checks its epoch inside the transaction
+or has not changed for longer than a lease by the standby's own clock (clocks can be set), it takes it over with the
+next epoch. No clock decides what may be written: every commit of a leader checks its epoch inside the transaction
 (`postgres.py`), and agents hang up on an older epoch. One that wakes up late therefore writes nothing. Before it
 commands anything it looks whether its own lease is good (`Fenced`); when it finds another leader it ends itself.
 """
