@@ -457,3 +457,28 @@ def test_up_after_a_down_that_was_broken_off_makes_the_cluster_take_jobs_again(r
         running.client().submit(["true"], workdir="/")
     running.up()
     assert running.client().submit(["true"], workdir="/").wait(60.0)["state"] == "completed"
+
+
+def test_in_the_foreground_it_stays_until_the_cluster_is_taken_down(cluster: Cluster) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from thebes.cli import main; main()",
+        "up",
+        "--dir",
+        str(cluster.instance.dir),
+        "--virtual-gpus",
+        "1",
+    ]
+    first = subprocess.Popen([*command, "--foreground"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    eventually(lambda: cluster.instance.exists and cluster.pid("keeper") and cluster.status()["controller"]["healthy"])
+    assert first.poll() is None
+    os.kill(cluster.pid("keeper"), signal.SIGKILL)  # systemd would start us again now
+    _, told = first.communicate(timeout=60)
+    assert first.returncode == 2
+    assert "the keeper has ended without having been told to" in told
+    second = subprocess.Popen([*command, "--foreground"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    eventually(lambda: cluster.pid("keeper"))
+    assert cluster.run("down").code == 0
+    second.communicate(timeout=60)
+    assert second.returncode == 0

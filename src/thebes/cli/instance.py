@@ -12,6 +12,7 @@ from thebes.cli.screen import paint, plural, print_json, say, table, terminal_wi
 from thebes.model.errors import UserError
 
 if TYPE_CHECKING:
+    from thebes.node.instance import Instance
     from thebes.placement import Placement
     from thebes.policy import Policy
 
@@ -73,6 +74,9 @@ def up(
     store: Annotated[
         str | None, typer.Option(metavar="URL", help="postgresql://…, for several controllers.  [a file]")
     ] = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay until the cluster is taken down: for systemd and the like.")
+    ] = False,
 ) -> None:
     """Start a cluster on this machine, or what is missing of it. What is not said stays as it was the last time."""
     from thebes.node.instance import Instance
@@ -122,7 +126,17 @@ def up(
     print("Run something:")
     if elsewhere:
         print(f"  export THEBES_DIR={_quoted(str(instance.dir))}")
-    print("  thebes submit --gpus 1 -- python train.py")
+    print("  thebes submit --gpus 1 -- python train.py", flush=True)
+    if foreground:
+        stay(instance)
+
+
+def stay(instance: Instance) -> None:
+    """Until the cluster is taken down. If its keeper was killed instead, that is an error: whoever started us starts us again."""
+    from thebes.server.lifecycle import wait_for_keeper
+
+    if not wait_for_keeper(instance):
+        raise UserError("the keeper has ended without having been told to", hint="`thebes up` takes everything over")
 
 
 def hide_password(url: str) -> None:
@@ -203,6 +217,20 @@ def status(folder: Folder = None, output: ShortFormat = ShortOutput.table) -> No
         print(f"{paint(f'{name:<11}', 'dim')}{paint(text, style)}")
 
 
+def _count(total: int, missing: list[str], what: str) -> tuple[str, str]:
+    """How many of them are there, which are not, and in which colour to say so."""
+    few = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
+    return f"{total - len(missing)} of {total}" + (f" ({what}: {few})" if missing else ""), "yellow" if missing else ""
+
+
+def _site_line(state: dict[str, Any]) -> tuple[str, str, str]:
+    nodes = state["nodes"]
+    name = f"{state['engine'].capitalize()} nodes"
+    return (
+        (name, "?", "yellow") if nodes["silent"] is None else (name, *_count(nodes["total"], nodes["silent"], "down"))
+    )
+
+
 def _status_lines(state: dict[str, Any]) -> list[tuple[str, str, str]]:
     keeper, controller, agents = state["keeper"]["pid"], state["controller"], state["agents"]
     dead = [agent["node"] for agent in agents if agent["pid"] is None]
@@ -228,11 +256,7 @@ def _status_lines(state: dict[str, Any]) -> list[tuple[str, str, str]]:
             f"pid {controller['pid']}, {answers}" if controller["pid"] else "dead",
             "" if controller["healthy"] else "yellow",
         ),
-        (
-            "agents",
-            f"{len(agents) - len(dead)} of {len(agents)}" + (f" (dead: {', '.join(dead)})" if dead else ""),
-            "yellow" if dead else "",
-        ),
+        ("agents", *_count(len(agents), dead, "dead")) if state["engine"] == "local" else _site_line(state),
         ("GPUs", f"{busy} of {gpus['total']} busy" + (" (virtual)" if gpus["virtual"] else ""), ""),
     ]
     if jobs is not None:

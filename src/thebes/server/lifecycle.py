@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import ssl
 import subprocess
@@ -21,7 +22,7 @@ from urllib.parse import urlsplit
 
 from thebes.engine.contract import PREEMPTED_EXIT_CODE
 from thebes.model.errors import UserError
-from thebes.node.instance import Attempt, Instance, LockHeld, explain, stop_process
+from thebes.node.instance import Attempt, Instance, LockHeld, explain, stop_process, wait_gone
 from thebes.node.keeper import CONTROLLER_PATIENCE_S, MISTAKES, call_keeper, start_keeper, stop_instance
 from thebes.server.config import (
     Config,
@@ -404,6 +405,21 @@ def _make_shared(config: Config) -> None:
             raise explain(error, path, "cannot be made") from error
 
 
+def wait_for_keeper(instance: Instance) -> bool:
+    """Until it ends; whether it was told to."""
+    mark = _LogMark(instance.log / "keeper.jsonl")
+    pid = instance.holder_pid("keeper")
+    with suppress(ProcessLookupError):
+        if pid is not None:
+            pidfd = os.pidfd_open(pid)
+            try:
+                while not wait_gone(pidfd, 3600.0):
+                    pass
+            finally:
+                os.close(pidfd)
+    return mark.stopped()
+
+
 def _go_on(instance: Instance) -> None:
     """A `thebes down` that was broken off has left a controller that starts nothing more: the next one does."""
     answer = ask(instance, "GET", "/v1/status", with_token=True, timeout_s=5.0)
@@ -496,12 +512,15 @@ def _wait_until_ready(
 
 def silent_nodes(instance: Instance, config: Config) -> list[str]:
     """Nodes whose agent the controller has no connection to; on a site with many, one that answers is enough."""
+    silent = _not_alive(instance, config)
+    return [] if config.engine != "local" and len(silent) < len(config.nodes) else silent
+
+
+def _not_alive(instance: Instance, config: Config) -> list[str]:
     answer = ask(instance, "GET", "/v1/nodes", with_token=True, timeout_s=2.0)
     if answer is None or answer.status != 200:
         return config.node_names
     alive = {node["name"] for node in answer.body.get("nodes", []) if node.get("alive")}
-    if config.engine != "local" and alive:
-        return []
     return [name for name in config.node_names if name not in alive]
 
 
@@ -512,14 +531,19 @@ class _LogMark:
         self.path = path
         self.offset = path.stat().st_size if path.exists() else 0
 
-    def deaths(self) -> Iterator[dict[str, Any]]:
+    def entries(self) -> Iterator[dict[str, Any]]:
         with suppress(OSError), self.path.open("rb") as file:
             file.seek(self.offset)
             for line in file:
                 with suppress(ValueError):
-                    entry = json.loads(line)
-                    if entry.get("event") == "died":
-                        yield entry
+                    yield json.loads(line)
+
+    def deaths(self) -> Iterator[dict[str, Any]]:
+        return (entry for entry in self.entries() if entry.get("event") == "died")
+
+    def stopped(self) -> bool:
+        """Whether the keeper was told to stop."""
+        return any(entry.get("event") == "stopping" for entry in self.entries())
 
     def failure(self) -> UserError | None:
         """The reason why waiting longer makes no sense, if there is one."""
@@ -724,7 +748,7 @@ def describe(instance: Instance) -> dict[str, Any]:
     config = load(instance.config)
     parts = living_parts(instance)
     endpoint = instance.read_endpoint() or {}
-    healthy, told, role, leader = False, None, None, None
+    healthy, told, role, leader, silent = False, None, None, None, None
     controllers: Any = None
     if "controller" in parts:
         health = ask(instance, "GET", "/v1/healthz", timeout_s=2.0)
@@ -734,6 +758,7 @@ def describe(instance: Instance) -> dict[str, Any]:
             controllers = health.body.get("controllers")
         if healthy and role != "standby":
             told = ask(instance, "GET", "/v1/status", with_token=True, timeout_s=5.0)
+            silent = _not_alive(instance, config)
     facts = told.body if told is not None and told.status == 200 else {}
     gpus = facts.get("gpus") if isinstance(facts.get("gpus"), dict) else {}
     return {
@@ -746,7 +771,11 @@ def describe(instance: Instance) -> dict[str, Any]:
         "store": shown_store(config.store) or None,
         "leader": leader,
         "controllers": controllers or facts.get("controllers"),
-        "agents": [{"node": node, "pid": parts.get(f"agent-{node}")} for node in config.node_names],
+        "engine": config.engine,
+        "agents": [{"node": node, "pid": parts.get(f"agent-{node}")} for node in config.node_names]
+        if config.engine == "local"
+        else [],  # Slurm or Ray start what is needed
+        "nodes": {"total": len(config.nodes), "silent": silent},
         "gpus": {
             "total": gpus.get("total", config.gpus),
             "busy": gpus.get("busy"),
