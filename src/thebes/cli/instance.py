@@ -132,7 +132,7 @@ def up(
 
 
 def stay(instance: Instance) -> None:
-    """Until the cluster is taken down. If its keeper was killed instead, that is an error: whoever started us starts us again."""
+    """Until the cluster is taken down. A keeper that was killed is an error: whoever started us starts us again."""
     from thebes.server.lifecycle import wait_for_keeper
 
     if not wait_for_keeper(instance):
