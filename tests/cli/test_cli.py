@@ -317,14 +317,14 @@ def test_an_error_in_a_worker_process_reaches_the_user(thebes) -> None:
 def test_progress_bars_are_drawn_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from thebes.cli.simulate import _progress
+    from thebes.cli.simulate import progress
 
-    with _progress(["las"]) as advance:
+    with progress(["las"]) as advance:
         advance(0, 0.5)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    with _progress(["las"]) as advance:
+    with progress(["las"]) as advance:
         advance(0, 0.5)
     assert "las" in capsys.readouterr().err
 

@@ -42,6 +42,7 @@ COMMANDS = {
     "plan": Entry("plan", "plan", SIMULATE),
     "fit": Entry("fit", "fit", SIMULATE),
     "trace": Entry("trace", "app", SIMULATE, is_group=True),
+    "import": Entry("import_history", "app", SIMULATE, is_group=True),
     "up": Entry("instance", "up", CLUSTER),
     "down": Entry("instance", "down", CLUSTER),
     "status": Entry("instance", "status", CLUSTER),

@@ -159,8 +159,8 @@ def simulate(
     choice = choose(policy, parse_settings(shared.settings or []), shared.common())
     _check_outputs(shared, events)
     where, jobs = shared.inputs(cluster, trace)
-    _compile_for([choice.policy])
-    with _progress([choice.policy.label]) as advance:
+    compile_policies([choice.policy])
+    with progress([choice.policy.label]) as advance:
         result = run(jobs, where, choice.policy, choice.options, lambda done, of, _now: advance(0, done / of))
     if shared.json != "-":
         print_result(result.metrics)
@@ -197,8 +197,8 @@ def compare(
     _check_outputs(shared, None)
     where, jobs = shared.inputs(cluster, trace)
     if ray is None:
-        _compile_for([choice.policy for choice in choices])
-    with _progress([choice.policy.label for choice in choices]) as advance:
+        compile_policies([choice.policy for choice in choices])
+    with progress([choice.policy.label for choice in choices]) as advance:
         if ray is None:
             results = run_several(jobs, where, choices, workers=workers, advance=advance)
         else:
@@ -232,7 +232,8 @@ def _check_outputs(shared: Shared, events: Path | None) -> None:
         check_target(events)
 
 
-def _compile_for(policies: Sequence[Policy]) -> None:
+def compile_policies(policies: Sequence[Policy]) -> None:
+    """Compile what has not been compiled on this machine yet, and say so."""
     from thebes.sim.warmup import compile_for, needs_compiling
 
     for policy in policies:
@@ -242,7 +243,7 @@ def _compile_for(policies: Sequence[Policy]) -> None:
 
 
 @contextmanager
-def _progress(labels: Sequence[str]) -> Iterator[Any]:
+def progress(labels: Sequence[str]) -> Iterator[Any]:
     """A bar per run with an estimate, on a terminal; yields advance(index, fraction done)."""
     if not sys.stderr.isatty():
         yield lambda index, fraction: None

@@ -56,7 +56,7 @@ def info(
     if json != "-":
         from rich.console import Console
 
-        Console().print(_summary(figures))
+        Console().print(summary(figures))
     _tell_notes(found)
     if json is not None:
         _write_json(figures, json)
@@ -74,7 +74,7 @@ def convert(
     """Turn any known trace into our normalised CSV, .csv.gz or Parquet."""
     from thebes.trace import read, write
 
-    _refuse_overwrite(out, force)
+    refuse_overwrite(out, force)
     found = read(source, format=format, duration_column=duration_column, gpus_column=gpus_column)
     write(found, out)
     _tell_notes(found)
@@ -103,7 +103,7 @@ def generate(
     from thebes.trace import GeneratorSpec, read, write
     from thebes.trace import generate as make
 
-    _refuse_overwrite(out, force)
+    refuse_overwrite(out, force)
     made = make(
         GeneratorSpec(
             jobs=jobs,
@@ -139,7 +139,8 @@ def formats() -> None:
     typer.echo("The format is detected by content; gzip is accepted for each, Parquet for every table with a header.")
 
 
-def _refuse_overwrite(out: Path, force: bool) -> None:
+def refuse_overwrite(out: Path, force: bool) -> None:
+    """Stop unless the file is new or may go."""
     from thebes.model.errors import UserError
 
     if out.exists() and not force:
@@ -166,7 +167,8 @@ def _write_json(figures: dict[str, Any], target: str) -> None:
         raise UserError(f"{target}: cannot be written: {failure.strerror or failure}.") from None
 
 
-def _summary(figures: dict[str, Any]) -> RenderableType:
+def summary(figures: dict[str, Any]) -> RenderableType:
+    """What a trace holds, for the terminal."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

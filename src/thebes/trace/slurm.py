@@ -22,14 +22,15 @@ from thebes.trace.source import Source
 from thebes.trace.table import BLANK_WORDS, Table, parse
 
 IDS = ("JobID", "JobIDRaw")
-TRES = ("AllocTRES", "ReqTRES")
+TRES = ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES")  # the last two: before Slurm 21.08
 RUN_TIME = ("ElapsedRaw", "Elapsed", "Start and End")
 EXPORT = (
     "sacct -a -X -P -o JobID,Submit,Start,End,ElapsedRaw,State,User,Account,Partition,AllocTRES,ReqTRES,NNodes,JobName"
 )
 CALLED = {"submit_time": "Submit", "user": "User", "vc": "Partition", "status": "State", "num_nodes": "NNodes"}
-GPUS = r"(?:^|,)gres/gpu=([0-9]+)"
-TYPED_GPUS = r"(?:^|,)gres/gpu:([^=,]+)=([0-9]+)"
+# In TRES `gres/gpu=4` and `gres/gpu:a100=4`; in the older GRES fields `gpu:4` and `gpu:a100:4`.
+GPUS = r"(?:^|,)(?:gres/gpu=|(?:gres:)?gpu:)([0-9]+)(?:[,(]|$)"
+TYPED_GPUS = r"(?:^|,)(?:gres/|gres:)?gpu:([^=,:]+)[=:]([0-9]+)"
 DAYS = r"^(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)$"
 
 
@@ -43,8 +44,8 @@ def read(source: Source) -> Draft:
     id_column = next((name for name in IDS if table.has(name)), IDS[0])
     table.require((id_column, "Submit"), "sacct output")
     table, notes = _jobs_only(table, id_column)
-    gpus, kinds, gpu_column = _gpus(table)
-    duration, duration_column = _run_time(table)
+    gpus, kinds, gpu_column = gpus_of(table)
+    duration, duration_column = run_time_of(table)
     state = table.text("State").str.split(" ").list.first()
     running = int((state == "RUNNING").sum())
     if running:
@@ -71,7 +72,7 @@ def read(source: Source) -> Draft:
         derived=duration_column == "End",
         notes=tuple(notes),
     )
-    return replace(draft, extras={_snake(name): cells for name, cells in draft.extras.items()})
+    return replace(draft, extras={snake(name): cells for name, cells in draft.extras.items()})
 
 
 def _jobs_only(table: Table, id_column: str) -> tuple[Table, list[str]]:
@@ -98,7 +99,8 @@ def _jobs_only(table: Table, id_column: str) -> tuple[Table, list[str]]:
     return kept, notes
 
 
-def _gpus(table: Table) -> tuple[pl.Series, pl.Series, str]:
+def gpus_of(table: Table) -> tuple[pl.Series, pl.Series, str]:
+    """GPUs of each job, their types, and the column that is asked first."""
     present = [name for name in TRES if table.has(name)]
     if not present:
         raise UserError(
@@ -108,6 +110,7 @@ def _gpus(table: Table) -> tuple[pl.Series, pl.Series, str]:
     tres = table.text(present[0])
     for name in present[1:]:
         tres = tres.zip_with(tres.is_not_null(), table.text(name))
+    times = _nodes_counted(table, present)
     total = tres.str.extract(GPUS).cast(pl.Float64, strict=False)
     typed = pl.DataFrame({"tres": tres}).select(
         kinds=pl.col("tres").str.extract_all(TYPED_GPUS).list.eval(pl.element().str.extract(TYPED_GPUS, 1)),
@@ -117,10 +120,22 @@ def _gpus(table: Table) -> tuple[pl.Series, pl.Series, str]:
     )
     by_type = typed["counts"].list.sum()
     kinds = typed["kinds"].list.unique(maintain_order=True).list.join("|")
-    return total.zip_with(total.is_not_null(), by_type), kinds.set(kinds == "", None), present[0]
+    return total.zip_with(total.is_not_null(), by_type) * times, kinds.set(kinds == "", None), present[0]
 
 
-def _run_time(table: Table) -> tuple[pl.Series, str]:
+def _nodes_counted(table: Table, present: list[str]) -> pl.Series:
+    """By what a count must be multiplied: ReqGRES is what was asked for on each node, the others count in all."""
+    ones = pl.repeat(1.0, table.frame.height, eager=True)
+    if "ReqGRES" not in present or not table.has("NNodes"):
+        return ones
+    asked = table.text("ReqGRES").is_not_null()
+    for name in present[:-1]:
+        asked = asked & table.text(name).is_null()
+    return table.number("NNodes").fill_null(1.0).zip_with(asked, ones)
+
+
+def run_time_of(table: Table) -> tuple[pl.Series, str]:
+    """Run times in seconds, and the column they come from."""
     if table.has("ElapsedRaw"):
         return table.number("ElapsedRaw"), "ElapsedRaw"
     if table.has("Elapsed"):
@@ -150,7 +165,7 @@ def _clock(table: Table, name: str) -> pl.Series:
     return total
 
 
-def _snake(name: str) -> str:
+def snake(name: str) -> str:
     """`JobName` → `job_name`, `ReqTRES` → `req_tres`: extra columns are written as our own are."""
     letters = [
         "_" + letter if letter.isupper() and place and name[place - 1].islower() else letter

@@ -108,8 +108,12 @@ def split_header(line: str, delimiter: str) -> tuple[str, ...]:
 
 def open_source(path: str | Path) -> Source:
     """Read and unpack one file, or say plainly why that cannot be done."""
-    name, place = str(path), Path(path)
-    data = _unpacked(name, _bytes(name, place))
+    return source_of(str(path), _bytes(str(path), Path(path)), Path(path))
+
+
+def source_of(name: str, data: bytes, place: Path = Path("-")) -> Source:
+    """Bytes that came from anywhere, standard input for instance, as a file would."""
+    data = _unpacked(name, data)
     if not data.strip():
         raise UserError(f"{name}: the file is empty.", hint="A trace needs a header line and at least one job.")
     if data[:4] != PARQUET_MAGIC:
