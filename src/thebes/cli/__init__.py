@@ -30,6 +30,7 @@ class Entry:
     panel: str
     is_group: bool = False
     settings: str = ""  # name of a dict of further arguments for Typer
+    hidden: bool = False  # not for people: other programs call it
 
 
 COMMANDS = {
@@ -61,6 +62,8 @@ COMMANDS = {
     "release": Entry("act", "release", JOBS),
     "requeue": Entry("act", "requeue", JOBS),
     "preempt": Entry("act", "preempt", JOBS),
+    "shims": Entry("slurm.commands", "app", JOBS, is_group=True),
+    "slurm-shim": Entry("slurm.commands", "slurm_shim", JOBS, settings="SETTINGS", hidden=True),
     "drain": Entry("nodes", "drain", ADMIN),
     "undrain": Entry("nodes", "undrain", ADMIN),
     "replay": Entry("replay", "replay", ADMIN),
@@ -101,6 +104,8 @@ def build(words: Sequence[str] = ()) -> typer.Typer:
     names = [wanted] if wanted in COMMANDS and "_THEBES_COMPLETE" not in os.environ else COMMANDS
     for name in names:
         entry = COMMANDS[name]
+        if only_names and entry.hidden:
+            continue
         module = import_module(f"thebes.cli.{entry.module}")
         found = getattr(module, entry.attribute)
         if only_names:

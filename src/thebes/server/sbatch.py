@@ -70,9 +70,17 @@ def read_script(path: Path, arguments: Iterable[str] = (), *, cwd: Path | None =
     return parse_script(read_text(path), str(path), tuple(arguments), cwd=cwd or Path.cwd())
 
 
-def parse_script(text: str, name: str, arguments: tuple[str, ...] = (), *, cwd: Path) -> Draft:
+def parse_script(
+    text: str,
+    name: str,
+    arguments: tuple[str, ...] = (),
+    *,
+    cwd: Path,
+    options: Iterable[Directive] | None = None,
+) -> Draft:
+    """As read_script, of a text. `options` stand for its #SBATCH lines, from one who has read those already."""
     draft = Draft()
-    _apply(draft, list(directives(text, name)), name)
+    _apply(draft, list(directives(text, name) if options is None else options), name)
     draft.given.setdefault("name", Given(_as_name(Path(name).name), name))
     draft.given.setdefault("nodes", Given("1", name))
     draft.put("ranks_per_node", "1", name)
