@@ -380,10 +380,10 @@ def _never_started(jobs: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
     if not gone.height:
         return jobs
     waits = int((gone["state"] == "PENDING").sum())
-    parts = [(count(gone.height - waits, "job"), "cancelled before"), (count(waits, "job"), "still waiting for")]
-    told = " and ".join(f"{number} {what} their start" for number, what in parts if not number.startswith("0 "))
+    parts = [(gone.height - waits, "cancelled"), (waits, "still waiting")]
+    told = ", ".join(f"{number:,} {what}" for number, what in parts if number)
     ids = ", ".join(gone["id"].head(EXAMPLES)) + (", …" if gone.height > EXAMPLES else "")
-    notes.append(f"Left out {told.replace('job cancelled before their', 'job cancelled before its')} ({ids}).")
+    notes.append(f"Left out {count(gone.height, 'job')} that never started: {told} ({ids}).")
     return jobs.filter(~never)
 
 

@@ -1,4 +1,4 @@
-"""Jobs of Thebes in Slurm's words: states, reasons, and lines such as `12_[3-7]` for members that wait alike."""
+"""Jobs of Thebes in Slurm's words: states, reasons, and lines such as `12_[3-7]` for members that wait."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ REASONS = {
 
 @dataclass
 class Job:
-    """A line of squeue: one job, or members of an array that wait for the same reason."""
+    """A line of squeue: one job, or the members of an array that wait."""
 
     facts: dict[str, Any]
     indices: list[int] = field(default_factory=list)  # of several members
@@ -212,15 +212,15 @@ def add_details(client: Client, jobs: Sequence[Job]) -> None:
 
 
 def together(jobs: Sequence[Job]) -> list[Job]:
-    """Members of an array that wait for the same reason in one line, as squeue shows them."""
+    """Members of an array that wait, in one line with the reason of the first, as squeue shows them."""
     lines: list[Job] = []
-    groups: dict[tuple[str, str, str], Job] = {}
+    groups: dict[tuple[str, str], Job] = {}
     for job in jobs:
         array = job.facts["array_id"]
         if array is None or not job.waits or job.facts["incarnation"]:
             lines.append(job)
             continue
-        key = (str(array), job.state, job.reason())
+        key = (str(array), job.state)
         if key in groups:
             groups[key].indices.append(int(job.facts["array_index"]))
             continue
