@@ -501,6 +501,6 @@ def test_the_command_refuses(run, tmp_path):
     assert told("--no-compare", "--json", "-").startswith("--json and --report tell of a comparison.")
     assert "nosuch" in told("--policies", "nosuch")
     assert told("--policies", "").startswith("--policies names no policy")
-    assert told("--report", "there.csv/r.html").startswith("there.csv")
+    assert told("--report", "there.csv/r.html").startswith("cannot make the folder there.csv")
     assert told("--tenant", "team").startswith("--tenant: there is no 'team'")
     assert told("-o", "x.txt", "--no-compare").startswith("x.txt: cannot tell the format to write")
