@@ -616,6 +616,14 @@ def test_a_real_slurm_is_neither_overwritten_nor_hidden_silently(thebes, tmp_pat
     assert commands.real_command("sbatch") is None
 
 
+def test_the_engine_for_slurm_finds_the_real_commands(thebes, tmp_path):
+    from thebes.engine.slurm_commands import clean_env
+
+    thebes("shims", "install", tmp_path / "mine")
+    env = clean_env({"PATH": f"{tmp_path / 'mine'}:/usr/bin::/nowhere", "THEBES_DIR": "x"})
+    assert env == {"PATH": "/usr/bin::/nowhere"}
+
+
 def test_a_folder_that_cannot_be_written(thebes, tmp_path):
     (tmp_path / "file").write_text("")
     ran = thebes("shims", "install", tmp_path / "file" / "bin")

@@ -2,7 +2,7 @@
 
 Conventions in README.md and docs/*.md:
 - every ```python block runs, and functions named test_… in it are called;
-- every line `$ thebes …` in a ```console block runs, in one folder per page, in order;
+- every line `$ thebes …` in a ```console block runs, in one folder per page, in order; so does `$ squeue` and the like;
   a page that says `thebes up` has a live cluster of its own, which is gone at the end;
 - `<!-- live -->` before a ```python block: it runs while a cluster of four virtual GPUs is up;
 - `<!-- write: NAME -->` before a block puts its text into that file first; `<!-- run with: NAME -->`: the page needs
@@ -30,6 +30,7 @@ from typer.testing import CliRunner
 import thebes
 from thebes.cli import app
 from thebes.model.cluster import from_toml
+from thebes.node.shims import NAMES as SHIMS
 from thebes.policy import registry
 from workloads import shared_data
 
@@ -89,8 +90,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(command: str) -> str:
-    """A `thebes …` command in this process; its output."""
+    """A `thebes …` command in this process, or one of Slurm's that Thebes carries out; its output."""
     words = shlex.split(command)
+    if words[0] in SHIMS:
+        words = ["thebes", "slurm-shim", *words]
     assert words[0] == "thebes", command
     if words[1] == "compare":  # processes of their own would load everything anew
         words += ["--workers", "1"]

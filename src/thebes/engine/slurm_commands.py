@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
+from thebes.node.shims import without_shims
+
 AT_ONCE = 8  # commands that run at a time
 ANSWER_S = 20.0
 SEPARATOR = "|"
@@ -642,6 +644,8 @@ def clean_env(env: Mapping[str, str]) -> dict[str, str]:
     own = ("THEBES_", "SLURM_", "SLURMD_", "SALLOC_", "SRUN_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_", "PMI_")
     found = {key: value for key, value in env.items() if key in keep or not key.startswith(own)}
     found.pop("SLURM_TIME_FORMAT", None)
+    if "PATH" in found:
+        found["PATH"] = without_shims(found["PATH"])  # `thebes shims install` may have put ours in front
     return found
 
 

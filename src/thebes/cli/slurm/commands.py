@@ -15,9 +15,8 @@ import typer
 from thebes.cli.screen import say
 from thebes.cli.slurm.options import Option, Stop, help_text
 from thebes.model.errors import UserError
+from thebes.node.shims import MARK, NAMES, is_shim
 
-NAMES = ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "srun")
-MARK = "# Made by `thebes shims install`."
 SRUN = (
     "srun: error: Thebes has no srun: a script runs once on each of its nodes. Nothing was done.\n"
     "  → inside a script, start ranks with torchrun; from a shell: thebes submit --follow --gpus 2 -- python train.py"
@@ -75,15 +74,6 @@ def remove(folder: Where) -> None:
         except OSError as failure:
             raise UserError(f"{place / name}: cannot be removed: {failure.strerror or failure}.") from None
     say(f"{place}: removed {', '.join(mine)}")
-
-
-def is_shim(path: Path) -> bool:
-    """Whether a program is one of ours."""
-    try:
-        with path.open("rb") as stream:
-            return MARK.encode() in stream.read(200)
-    except OSError:
-        return False
 
 
 def real_command(name: str, besides: Path | None = None) -> str | None:
