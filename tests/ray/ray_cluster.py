@@ -125,11 +125,34 @@ class RayCluster:
     def thaw_raylet(self, node: str) -> None:
         os.kill(self.raylets[node], signal.SIGCONT)
 
+    def forget_raylet(self, node: str) -> None:
+        """One that was called dead ends by itself when it hears so."""
+        assert processes.wait_gone([self.raylets[node]], 30.0)
+        self._ask("died", node=node)
+
     def kill_gcs(self) -> None:
         self._ask("kill_gcs")
 
     def start_gcs(self) -> None:
         self._ask("start_gcs")
+
+    # Others who use the same cluster: a process of its own, for it loads Ray -----------------------------------------
+
+    def hold_gpus(self, node: str, gpus: int) -> list[int]:
+        """Somebody else's actor takes so many GPUs of the node; which."""
+        command = [sys.executable, "-c", _OTHER, self.address, node, str(gpus)]
+        self.other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.other.stdout is not None
+        return json.loads(self.other.stdout.readline())
+
+    def let_go(self) -> None:
+        assert self.other.stdin is not None
+        self.other.stdin.close()
+        self.other.wait(30)
+
+    def free_gpus(self, node: str) -> int:
+        """As Ray sees it."""
+        return self._ask("free_gpus", node=node)
 
     def restart_gcs(self) -> None:
         self.kill_gcs()
@@ -198,6 +221,22 @@ def _pss_mib(pid: int) -> float:
 # The child -----------------------------------------------------------------------------------------------------------
 
 
+_OTHER = """
+import json, sys, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+address, node, gpus = sys.argv[1], sys.argv[2], int(sys.argv[3])
+ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+found = next(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Labels"].get("host") == node)
+@ray.remote(num_cpus=0, num_gpus=gpus, scheduling_strategy=On(found, soft=False))
+class Other:
+    def gpus(self):
+        return sorted(int(gpu) for gpu in ray.get_gpu_ids())
+other = Other.remote()
+print(json.dumps(ray.get(other.gpus.remote())), flush=True)
+sys.stdin.read()
+"""
+
+
 class _Served:
     def __init__(self) -> None:
         self.nodes_by_name: dict[str, Any] = {}
@@ -241,6 +280,15 @@ class _Served:
             if name:
                 found[name] = found.get(name, False) or bool(one["Alive"])
         return found
+
+    def free_gpus(self, node: str) -> int:
+        state = self.cluster.global_state
+        found = next(
+            one["NodeID"]
+            for one in state.node_table()
+            if one["Alive"] and (one.get("Labels") or {}).get("host") == node
+        )
+        return int(state.available_resources_per_node().get(found, {}).get("GPU", 0))
 
     def kill_gcs(self) -> None:
         self.cluster.head_node.kill_gcs_server()

@@ -22,7 +22,7 @@ from thebes.engine import ray_nodes
 from thebes.engine.agents import AgentEngine
 from thebes.engine.contract import Gpu, Launch, Listener, NodeChange, NodeFacts, Refused, Report
 from thebes.engine.home import Home, SealedReader, SealedWriter
-from thebes.engine.link import CALLED_DOWN_AFTER_S, PING_EVERY_S, Link
+from thebes.engine.link import CALL_S, CALLED_DOWN_AFTER_S, PING_EVERY_S, Link
 from thebes.engine.site import Site
 from thebes.model.errors import UserError
 from thebes.node.clock import boot_s
@@ -231,18 +231,22 @@ class RayEngine(AgentEngine):
                 self._drop(*key)
             raise
 
+    def _nodes_of(self, job_id: str, incarnation: int) -> list[str]:
+        """Without those that are gone with their part: nobody can be asked there, and nothing is left to be done."""
+        return [node for node in super()._nodes_of(job_id, incarnation) if not self._gone(job_id, incarnation, node)]
+
+    def _gone(self, job_id: str, incarnation: int, node: str) -> bool:
+        report = self._reports.get((job_id, incarnation, node))
+        return report is not None and report.cause == "lost" and not self._links[node].ready.is_set()
+
+    async def _each(self, op: str, job_id: str, incarnation: int, timeout_s: float = CALL_S, **more: Any) -> None:
+        if op not in ("kill", "forget") and not self._nodes_of(job_id, incarnation):
+            raise Refused(f"job {job_id} was lost with its nodes")
+        await super()._each(op, job_id, incarnation, timeout_s, **more)
+
     async def forget(self, job_id: str, incarnation: int) -> None:
-        """A node that is away, and whose part is lost, cannot be asked: it is told when it is back and reports it."""
-        gone = {
-            node
-            for (job, inc, node), report in self._reports.items()
-            if (job, inc) == (job_id, incarnation) and report.cause == "lost" and not self._links[node].ready.is_set()
-        }
-        nodes = [node for node in self._nodes_of(job_id, incarnation) if node not in gone]
-        if nodes:
-            self._where[job_id, incarnation] = nodes
-            await super().forget(job_id, incarnation)
-        self._where.pop((job_id, incarnation), None)
+        """A node that is gone reports its part again if it comes back, and is told then."""
+        await super().forget(job_id, incarnation)
         self._drop(job_id, incarnation)
 
     def _drop(self, job_id: str, incarnation: int) -> None:

@@ -38,13 +38,17 @@ class Bootstrap:
     """The actor. It travels by value and loads our code only when it knows which: see thebes.node.ray_agent."""
 
     def __init__(self, instance_id: str, node: str) -> None:
+        self.instance_id = instance_id
         self.folder = node_folder() / instance_id / node
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.keeper: Any = None
         self.code = ""
-        spec = self._kept()
-        if spec is not None and (Path(spec["path"]) / "thebes").is_dir():  # after a crash of the worker: go on at once
-            self._load(spec)
+        import ray
+
+        if ray.get_runtime_context().was_current_actor_reconstructed:  # the worker has died: go on at once
+            spec = self._kept()
+            if spec is not None and (Path(spec["path"]) / "thebes").is_dir():
+                self._load(spec)
 
     def configure(self, code: tuple[str, bytes], spec: dict[str, Any]) -> dict[str, Any]:
         path = str(unpack(*code))
@@ -56,6 +60,7 @@ class Bootstrap:
         draft.replace(self.folder / "spec.json")
         if self.code and self.code != code[0]:
             os._exit(1)  # Ray starts this actor again, and that one loads the new code
+        (self.folder / "run" / "gone").unlink(missing_ok=True)  # we are wanted again
         keeper = self.keeper or self._load(spec)
         keeper.configure(spec)
         return keeper.look()
@@ -81,12 +86,25 @@ class Bootstrap:
         def alive() -> bool:
             return any(one["NodeID"] == own_id and one["Alive"] for one in ray.nodes())
 
+        def done() -> None:
+            from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
+
+            for found in placement_group_table().values():
+                if found["name"].startswith(group_name(self.instance_id, own_id)) and found["state"] != "REMOVED":
+                    remove_placement_group(get_placement_group(found["name"]))
+            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
         sys.path.insert(0, spec["path"])
         from thebes.node.ray_agent import NodeKeeper
 
         self.code = spec["code"]
-        self.keeper = NodeKeeper(self.folder, spec, alive)
+        self.keeper = NodeKeeper(self.folder, spec, alive, done)
         return self.keeper
+
+
+def group_name(instance_id: str, node_id: str) -> str:
+    """How the names of placement groups begin that hold a node's GPUs for us."""
+    return f"thebes-{instance_id}-{node_id[:8]}-gpus"
 
 
 def gpus_of(node: Mapping[str, Any]) -> int:
@@ -255,17 +273,15 @@ class Driver:
         state = sys.modules["ray._private.state"]
         return state.available_resources_per_node()
 
-    def _group(self, tended: Tended) -> str:
-        return f"{self.prefix}-{tended.node_id[:8]}-gpus"
-
     def _tend_gpus(self, tended: Tended, free: Mapping[str, float], total: int) -> None:
         """Ray's own scheduler keeps off what a placement group of ours holds; others' GPUs are told as taken."""
         from ray.util.placement_group import placement_group, placement_group_table
 
+        prefix = group_name(self.wanted["instance"], tended.node_id)
         groups = {
             found["name"]: found
             for found in placement_group_table().values()
-            if found["name"].startswith(self._group(tended)) and found["state"] in ("CREATED", "PENDING")
+            if found["name"].startswith(prefix) and found["state"] in ("CREATED", "PENDING")
         }
         held = {name: int(sum(b.get("GPU", 0) for b in found["bundles"].values())) for name, found in groups.items()}
         if any(found["state"] == "PENDING" for found in groups.values()):
@@ -273,7 +289,7 @@ class Driver:
         tended.ids = {name: ids for name, ids in tended.ids.items() if name in groups}
         spare = int(free.get("GPU", 0))
         if spare and sum(held.values()) + spare <= total:
-            name = f"{self._group(tended)}-{len(groups)}-{os.getpid()}"
+            name = f"{prefix}-{len(groups)}-{os.getpid()}"
             placement_group(
                 [{"GPU": spare}],
                 bundle_label_selector=[{"ray.io/node-id": tended.node_id}],

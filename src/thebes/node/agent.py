@@ -398,7 +398,7 @@ class Agent:
             await asyncio.sleep(max(0.05, min(alone_s, self.heard_s + alone_s - boot_s())))
             if boot_s() - self.heard_s >= alone_s and not any(one.alive for one in self.attempts.values()):
                 self.log.write("alone", node=self.node, silent_s=boot_s() - self.heard_s)
-                self.stop.set()
+                self._go()
 
     def _head_heard_s(self) -> float | None:
         """When the head of the cluster last said that this node is one of its own."""
@@ -664,7 +664,13 @@ class Agent:
         """The cluster is taken down, and nobody will need us."""
         if any(attempt.alive for attempt in self.attempts.values()):
             raise Refused(f"jobs still run on node {self.node}")
-        asyncio.get_running_loop().call_later(0.05, self.stop.set)  # after the answer
+        asyncio.get_running_loop().call_later(0.05, self._go)  # after the answer
+
+    def _go(self) -> None:
+        """For good: the mark tells whoever keeps us running to let it be."""
+        with suppress(OSError):
+            (self.instance.run / "gone").touch()
+        self.stop.set()
 
     async def _list(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         return [wire.report_to_dict(self._make_report(attempt)) for attempt in self.attempts.values()]

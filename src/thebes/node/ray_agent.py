@@ -44,15 +44,20 @@ SUBREAPER = "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"
 
 
 class NodeKeeper:
-    """Keeps the agent of one node. `alive` asks the head whether this node is one of its own; it may block."""
+    """Keeps the agent of one node. `alive` asks the head whether this node is one of its own; it may block. `done` ends
+    the actor: no controller wants it.
+    """
 
-    def __init__(self, folder: Path, spec: Mapping[str, Any], alive: Callable[[], bool]) -> None:
+    def __init__(
+        self, folder: Path, spec: Mapping[str, Any], alive: Callable[[], bool], done: Callable[[], None]
+    ) -> None:
         self.instance = Instance(folder)
         for path in (self.instance.run, self.instance.log, self.instance.nodes):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.node: str = spec["node"]
         self.spec = dict(spec)
-        self.alive = alive
+        self.alive, self.done = alive, done
+        self.gone = self.instance.run / "gone"  # left by an agent that went because nobody needs it
         self.head_file = self.instance.run / "head"
         self.log = JsonLines(self.instance.log / "actor.jsonl")
         self.trouble = ""
@@ -72,6 +77,7 @@ class NodeKeeper:
         """Of homes and lease the agent hears from the controller itself; another number of GPUs needs a new agent."""
         with self.guard:
             self.spec = dict(spec)
+            self.gone.unlink(missing_ok=True)
 
     def look(self) -> dict[str, Any]:
         return {
@@ -114,6 +120,11 @@ class NodeKeeper:
         if pid is not None and self._running() == wanted:
             if time.monotonic() - self.started_s > STARTS_WITHIN_S:
                 self.wait_s = AGAIN_FIRST_S
+            return
+        if pid is None and self.gone.exists():
+            self.log.write("nobody needs us", node=self.node)
+            self.ending.set()
+            self.done()
             return
         if pid is not None:
             self.log.write("replaced", node=self.node, pid=pid)

@@ -1,0 +1,301 @@
+"""Ray breaks, and jobs do not notice; or they are lost, and never live twice.
+
+Leases of 4 s: cut off, a job is told at 4 s and killed at 6 s; the engine calls it lost at 8 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+from ray_worlds import LEASE_S, RayWorld, job_name
+from worlds import Told, opened, processes_of, python
+
+from thebes.engine.contract import Launch, NodeChange, NodeFacts, Report
+from thebes.node.lease import KILL_AT, over_s
+
+pytestmark = pytest.mark.ray
+
+TICKS = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.05)"
+SAVES = """
+import signal, sys, time
+def save(*_):
+    print("saved", flush=True); sys.exit(85)
+signal.signal(signal.SIGUSR1, save)
+print("ready", flush=True)
+while True: time.sleep(0.05)
+"""
+SLACK_S = 20.0
+
+
+def run(story: Any) -> None:
+    asyncio.run(story)
+
+
+async def started(told: Told, world: RayWorld, script: str = TICKS, *gpus: tuple[int, ...], **more: Any) -> Launch:
+    launch = python(world, script, *gpus, job_id=job_name(), **more)
+    await told.engine.launch(launch)
+    for rank in range(len(launch.parts)):
+        await told.printed(launch, "ready", rank)
+    return launch
+
+
+async def ended_by_us(told: Told, launch: Launch) -> None:
+    await told.engine.kill(launch.job_id, launch.incarnation)
+    for part in launch.parts:
+        await told.ended(launch, part.node)
+    await told.engine.forget(launch.job_id, launch.incarnation)
+
+
+def facts(told: Told, node: str) -> NodeFacts:
+    return next(one.facts for one in reversed(told.heard) if isinstance(one, NodeChange) and one.facts.name == node)
+
+
+async def told_of(told: Told, node: str, *, alive: bool) -> NodeFacts:
+    await told.until(lambda: facts(told, node).alive is alive, f"{node} alive={alive}")
+    return facts(told, node)
+
+
+def lost(told: Told) -> list[Report]:
+    return [one for one in told.heard if isinstance(one, Report) and one.cause == "lost"]
+
+
+def test_the_driver_is_killed_and_only_a_pause_is_noticed(ray_world: RayWorld) -> None:
+    async def story() -> None:
+        async with opened(ray_world) as told:
+            engine: Any = told.engine
+            launch = await started(told, ray_world)
+            first = engine.driver.pid
+            mark = len(told.heard)
+            os.kill(first, signal.SIGKILL)
+            other = await started(told, ray_world, TICKS, (1,))  # jobs start and end without it
+            await told.until(lambda: engine.driver.pid != first and engine.driver.returncode is None, "a new driver")
+            seen = engine.head_heard_s
+            await told.until(lambda: engine.head_heard_s > seen, "news of nodes")
+            assert not [one for one in told.heard[mark:] if isinstance(one, NodeChange) and not one.facts.alive]
+            assert len(processes_of(launch)) == 1
+            await ended_by_us(told, launch)
+            await ended_by_us(told, other)
+
+    run(story())
+
+
+def test_an_agent_that_was_killed_is_started_again_and_adopts_its_jobs(ray_world: RayWorld) -> None:
+    async def story() -> None:
+        async with opened(ray_world) as told:
+            launch = await started(told, ray_world)
+            pids = processes_of(launch)
+            killed = ray_world.kill_agent("n1")
+            await told.until(lambda: facts(told, "n1").pid not in (None, killed), "another agent")
+            assert (await told_of(told, "n1", alive=True)).pid == ray_world.agent("n1")
+            assert processes_of(launch) == pids
+            assert not lost(told)
+            await ended_by_us(told, launch)
+
+    run(story())
+
+
+def test_a_worker_of_ray_is_killed_and_neither_agent_nor_jobs_notice(ray_world: RayWorld) -> None:
+    async def story() -> None:
+        async with opened(ray_world) as told:
+            launch = await started(told, ray_world)
+            agent, actor = ray_world.agent("n1"), ray_world.actor("n1")
+            assert actor is not None
+            os.kill(actor, signal.SIGKILL)
+            await told.until(lambda: ray_world.actor("n1") not in (None, actor), "another actor")
+            head = ray_world.folder("n1") / "run" / "head"
+            before = head.read_text()
+            await told.until(lambda: head.read_text() != before, "a word of the head")
+            assert ray_world.agent("n1") == agent
+            assert len(processes_of(launch)) == 1
+            await ended_by_us(told, launch)
+
+    run(story())
+
+
+def test_a_raylet_is_killed_its_jobs_go_on_and_nothing_new_goes_there(ray_world: RayWorld) -> None:
+    async def story() -> None:
+        async with opened(ray_world) as told:
+            launch = await started(told, ray_world, TICKS, (0,), (0,))
+            pids, agent = processes_of(launch), ray_world.agent("n1")
+            begun_s = time.monotonic()
+            ray_world.cluster.kill_raylet("n1")
+            down = await told_of(told, "n1", alive=False)
+            print(f"raylet killed: told after {time.monotonic() - begun_s:.2f} s")
+            assert "Ray says that node n1 is dead" in down.detail
+            await asyncio.sleep(over_s(LEASE_S) + 1)  # longer than any lease: the agent talks to us, so nothing is lost
+            assert processes_of(launch) == pids
+            assert not lost(told)
+            ray_world.cluster.start_raylet("n1")
+            up = await told_of(told, "n1", alive=True)
+            assert up.pid == agent == ray_world.agent("n1")
+            await told.until(lambda: ray_world.actor("n1"), "an actor on the node that is back")
+            assert processes_of(launch) == pids
+            await ended_by_us(told, launch)
+
+    run(story())
+
+
+def test_a_raylet_is_frozen_and_thawed(ray_world: RayWorld) -> None:
+    async def story() -> None:
+        async with opened(ray_world) as told:
+            launch = await started(told, ray_world)
+            pids = processes_of(launch)
+            begun_s = time.monotonic()
+            ray_world.cluster.freeze_raylet("n1")
+            await told_of(told, "n1", alive=False)
+            print(f"raylet frozen: told after {time.monotonic() - begun_s:.2f} s")
+            assert processes_of(launch) == pids
+            ray_world.cluster.thaw_raylet("n1")  # Ray ends it: it was called dead
+            ray_world.cluster.forget_raylet("n1")
+            ray_world.cluster.start_raylet("n1")
+            await told_of(told, "n1", alive=True)
+            assert processes_of(launch) == pids
+            assert not lost(told)
+            await ended_by_us(told, launch)
+
+    run(story())
+
+
+def test_the_head_is_restarted_and_nothing_happens(ray_world: RayWorld) -> None:
+    async def story() -> None:
+        async with opened(ray_world) as told:
+            engine: Any = told.engine
+            launch = await started(told, ray_world, TICKS, (0,), (0,), (0,), (0,))
+            pids, mark = processes_of(launch), len(told.heard)
+            ray_world.cluster.kill_gcs()
+            other = await started(told, ray_world, TICKS, (1,))  # without a head
+            ray_world.cluster.start_gcs()
+            seen = engine.head_heard_s
+            await told.until(lambda: engine.head_heard_s > seen, "news of nodes")
+            await asyncio.sleep(2)
+            assert not [one for one in told.heard[mark:] if isinstance(one, NodeChange) and not one.facts.alive]
+            assert processes_of(launch) == pids
+            await ended_by_us(told, launch)
+            await ended_by_us(told, other)
+
+    run(story())
+
+
+def test_a_machine_that_is_gone_is_lost_when_its_lease_is_over_and_not_before(ray_world: RayWorld) -> None:
+    async def story() -> None:
+        async with opened(ray_world) as told:
+            launch = await started(told, ray_world, TICKS, (0,), (0,))
+            ray_world.crash("n2")
+            begun_s = time.monotonic()
+            end = await told.ended(launch, "n2")
+            took_s = time.monotonic() - begun_s
+            print(f"machine gone: lost after {took_s:.2f} s")
+            assert (end.cause, end.state) == ("lost", "exited")
+            assert "silent" in end.detail
+            assert KILL_AT * LEASE_S < took_s < over_s(LEASE_S) + SLACK_S
+            await told.engine.kill(launch.job_id, 1)
+            await told.ended(launch, "n1")
+            await told.engine.forget(launch.job_id, 1)
+            ray_world.cluster.start_raylet("n2")
+            await told_of(told, "n2", alive=True)
+
+    run(story())
+
+
+def test_a_controller_that_starts_while_a_machine_is_gone_finds_out_what_was_there(ray_world: RayWorld) -> None:
+    async def story() -> None:
+        async with opened(ray_world) as told:
+            launch = await started(told, ray_world, TICKS, (), (0,))
+        ray_world.crash("n2")
+        async with opened(ray_world, wait=False) as told:
+            end = await told.ended(launch, "n2")
+            assert end.cause == "lost"
+            assert [one.job_id for one in await told.engine.reports() if one.cause == "lost"] == [launch.job_id]
+            await told.engine.forget(launch.job_id, 1)
+            ray_world.cluster.start_raylet("n2")
+            await told.all_up()
+            await told.until(lambda: told.latest(launch.job_id, 1, "n2"), "its own word")  # from its files
+            await told.engine.forget(launch.job_id, 1)
+
+    run(story())
+
+
+def test_cut_off_from_controller_and_head_a_node_stops_its_jobs_in_time(ray_world: RayWorld) -> None:
+    async def story() -> None:
+        async with opened(ray_world) as told:
+            saves = await started(told, ray_world, SAVES, (0,), grace_s=60.0)
+            stubborn = await started(
+                told, ray_world, "import signal\nsignal.signal(15, 1)\n" + TICKS, (1,), grace_s=60.0
+            )
+            elsewhere = await started(told, ray_world, TICKS, (), (0,))
+        ray_world.cluster.kill_raylet("n1")  # with it the actor goes, and so does the word of the head
+        begun_s = time.monotonic()
+        while processes_of(saves):
+            assert time.monotonic() < begun_s + KILL_AT * LEASE_S + SLACK_S
+            await asyncio.sleep(0.05)
+        assert time.monotonic() - begun_s > LEASE_S - 1.5
+        while processes_of(stubborn):
+            assert time.monotonic() < begun_s + KILL_AT * LEASE_S + SLACK_S
+            await asyncio.sleep(0.05)
+        print(f"cut off: fenced after {time.monotonic() - begun_s:.2f} s")
+        await asyncio.sleep(LEASE_S)
+        assert len(processes_of(elsewhere)) == 1  # the head still calls n2 alive: no controller, and no harm
+        async with opened(ray_world, wait=False) as told:
+            end = await told.ended(saves)
+            assert (end.cause, end.codes) == ("exit", {0: 85})
+            end = await told.ended(stubborn)
+            assert end.cause == "lost"
+            assert "cut off: no word from the controller" in end.detail
+            ray_world.cluster.start_raylet("n1")
+            await told.all_up()
+            for launch in (saves, stubborn):
+                await told.engine.forget(launch.job_id, 1)
+            await ended_by_us(told, elsewhere)
+
+    run(story())
+
+
+def test_gpus_of_others_are_left_to_them_and_ours_are_kept_from_them(ray_world: RayWorld) -> None:
+    async def story() -> None:
+        async with opened(ray_world) as told:
+            await told.until(lambda: ray_world.cluster.free_gpus("n3") == 0, "all GPUs reserved")
+            await told.engine.retire()  # type: ignore[attr-defined]
+            await told.until(lambda: ray_world.cluster.free_gpus("n3") == 8, "all GPUs given back")
+            await told.until(lambda: not ray_world.cluster.leftovers(), "nothing left")
+        held = ray_world.cluster.hold_gpus("n3", 3)
+        async with opened(ray_world) as told:
+
+            def taken() -> list[int]:
+                return [gpu.index for gpu in facts(told, "n3").gpus if gpu.taken]
+
+            await told.until(lambda: taken() == held, f"GPUs {held} told as taken")
+            assert {gpu.taken for gpu in facts(told, "n3").gpus} == {"", "other work in Ray"}
+            launch = await started(told, ray_world, TICKS, (), (), (5,))
+            ray_world.cluster.let_go()
+            await told.until(lambda: taken() == [], "no GPU taken")
+            await told.until(lambda: ray_world.cluster.free_gpus("n3") == 0, "all GPUs reserved")
+            await ended_by_us(told, launch)
+
+    run(story())
+
+
+def test_an_agent_that_nobody_needs_goes(ray_world: RayWorld) -> None:
+    async def story() -> None:
+        told = Told(ray_world, ray_world.engine(alone_s=2.0))
+        await told.engine.open(told.listen)
+        await told.engine.retire()  # type: ignore[attr-defined]
+        await told.engine.close()
+        told = Told(ray_world, ray_world.engine(alone_s=2.0))
+        await told.engine.open(told.listen)
+        await told.all_up()
+        busy = await started(told, ray_world)
+        await told.engine.close()
+        await told.until(lambda: not ray_world.agent("n2"), "an idle agent to go")
+        await told.until(lambda: not ray_world.actor("n2"), "its actor to go")
+        await told.until(lambda: ray_world.cluster.free_gpus("n2") == 8, "its GPUs to be free")
+        assert ray_world.agent("n1")
+        assert len(processes_of(busy)) == 1
+        async with opened(ray_world) as told:
+            await ended_by_us(told, busy)
+
+    run(story())
