@@ -150,6 +150,10 @@ class RayCluster:
         self.other.stdin.close()
         self.other.wait(30)
 
+    def pretend_version(self, ray: str, python: str) -> None:
+        """The head tells everybody from now on that it is of these versions."""
+        self._ask("pretend_version", ray=ray, python=python)
+
     def free_gpus(self, node: str) -> int:
         """As Ray sees it."""
         return self._ask("free_gpus", node=node)
@@ -280,6 +284,14 @@ class _Served:
             if name:
                 found[name] = found.get(name, False) or bool(one["Alive"])
         return found
+
+    def pretend_version(self, ray: str, python: str) -> None:
+        from ray._common.usage import usage_constants, usage_lib
+
+        client = self.cluster.head_node.get_gcs_client()
+        said = {**usage_lib.get_cluster_metadata(client), "ray_version": ray, "python_version": python}
+        key = usage_constants.CLUSTER_METADATA_KEY
+        client.internal_kv_put(key, json.dumps(said).encode(), True, b"cluster")
 
     def free_gpus(self, node: str) -> int:
         state = self.cluster.global_state

@@ -224,9 +224,8 @@ def test_cut_off_from_controller_and_head_a_node_stops_its_jobs_in_time(ray_worl
     async def story() -> None:
         async with opened(ray_world) as told:
             saves = await started(told, ray_world, SAVES, (0,), grace_s=60.0)
-            stubborn = await started(
-                told, ray_world, "import signal\nsignal.signal(15, 1)\n" + TICKS, (1,), grace_s=60.0
-            )
+            deaf = "import signal\nsignal.signal(15, signal.SIG_IGN)\n" + TICKS
+            stubborn = await started(told, ray_world, deaf, (1,), grace_s=60.0)
             elsewhere = await started(told, ray_world, TICKS, (), (0,))
         ray_world.cluster.kill_raylet("n1")  # with it the actor goes, and so does the word of the head
         begun_s = time.monotonic()

@@ -56,6 +56,7 @@ class RayEngine(AgentEngine):
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
         self._tasks: list[asyncio.Task[None]] = []
+        self._here = ""  # our address in Ray
         self._seen = asyncio.Event()  # Ray has told of its nodes at least once
         self._notes = site.shared_dir / "ray" / site.instance_id  # which parts were started where
 
@@ -103,7 +104,11 @@ class RayEngine(AgentEngine):
 
     @property
     def homes(self) -> list[str]:
-        return [self.site.home(self.home.port), *self.site.other_homes]
+        """Where nodes find us: as we were told, or at the address that this machine has in Ray."""
+        own = self.site.home(self.home.port)
+        if not self.site.home_host and self._here:
+            own = f"[{self._here}]:{self.home.port}" if ":" in self._here else f"{self._here}:{self.home.port}"
+        return [own, *self.site.other_homes]
 
     async def _called(self, who: str, reader: SealedReader, writer: SealedWriter) -> None:
         link = self._links.get(who.removeprefix("node:")) if who.startswith("node:") else None
@@ -268,7 +273,7 @@ class RayEngine(AgentEngine):
             "address": self.site.ray_address,
             "instance": self.site.instance_id,
             "names": self.site.gpus,
-            "homes": self.homes,
+            "homes": self.homes if self.site.home_host else [],  # else they are told when we know our address
             "key": self.site.key.hex(),
             "lease_s": self.site.lease_s,
             "alone_s": self.alone_s,
@@ -316,7 +321,14 @@ class RayEngine(AgentEngine):
                     await self.driver.wait()
 
     def _driver_said(self, message: dict[str, Any]) -> None:
-        if message.get("push") == "nodes":
+        if message.get("push") == "here":
+            self._here = message["address"]
+            for link in self._links.values():
+                link.greeting["homes"] = self.homes
+            assert self.driver is not None
+            assert self.driver.stdin is not None
+            self.driver.stdin.write(json.dumps({"id": 0, "op": "homes", "homes": self.homes}).encode() + b"\n")
+        elif message.get("push") == "nodes":
             self._take_table(message["nodes"])
         elif message.get("push") == "error":
             LOG.error("Ray: %s (%s)", message["message"], message["hint"])

@@ -3,11 +3,13 @@
 Ray's library ends the process it is in when it is at a loss (a head restarted without its state); so it is loaded here
 and nowhere else. One JSON object per line. The first line on stdin says what is wanted; after it come requests:
 
+    {"id", "op": "homes", "homes"}  → {"id", "result"}    where agents call, now that it is known; actors come after it
     {"id", "op": "retire"}          → {"id", "result"}    the cluster is taken down
     {"id", "op": "check", …}        → {"id", "result"}    for `thebes engine check ray`: see ray_probe
 
-Unasked, twice a second, it tells the table of nodes: {"push": "nodes", "nodes": [...]}. When the cluster cannot be
-joined it says {"push": "error", "message", "hint"} and ends. At the end of stdin it ends; actors go on.
+Unasked it tells our own address in Ray, {"push": "here", "address"}, and twice a second the table of nodes, {"push":
+"nodes", "nodes": [...]}. When the cluster cannot be joined it says {"push": "error", "message", "hint"} and ends.
+At the end of stdin it ends; actors go on.
 """
 
 from __future__ import annotations
@@ -148,7 +150,7 @@ class Tended:
 class Driver:
     """One connection to Ray, for one engine."""
 
-    def __init__(self, ray: Any, wanted: Mapping[str, Any], words: TextIO) -> None:
+    def __init__(self, ray: Any, wanted: dict[str, Any], words: TextIO) -> None:
         self.ray = ray
         self.words = words
         self.wanted = wanted
@@ -173,7 +175,7 @@ class Driver:
         while True:
             with self.busy:
                 nodes = self.ray.nodes()
-                if self.wanted.get("names") and not self.retired:
+                if self.wanted.get("names") and self.wanted.get("homes") and not self.retired:
                     self.tend(nodes)
                 told = [{**entry(one), **self.told(one)} for one in nodes]
             self.say({"push": "nodes", "nodes": told})
@@ -349,8 +351,11 @@ class Driver:
     def answer(self, request: Mapping[str, Any]) -> None:
         try:
             with self.busy:
-                if request["op"] == "retire":
-                    result: Any = self.retire()
+                if request["op"] == "homes":
+                    self.wanted["homes"] = request["homes"]
+                    result: Any = None
+                elif request["op"] == "retire":
+                    result = self.retire()
                 elif request["op"] == "check":
                     from thebes.engine.ray_probe import look_around
 
@@ -394,6 +399,7 @@ def main() -> int:
         os._exit(0)  # the controller is gone
 
     threading.Thread(target=obey, daemon=True).start()
+    driver.say({"push": "here", "address": ray.util.get_node_ip_address()})
     driver.run()
     return 0
 
