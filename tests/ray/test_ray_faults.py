@@ -214,7 +214,12 @@ def test_a_controller_that_starts_while_a_machine_is_gone_finds_out_what_was_the
             await told.engine.forget(launch.job_id, 1)
             ray_world.cluster.start_raylet("n2")
             await told.all_up()
-            await told.until(lambda: told.latest(launch.job_id, 1, "n2"), "its own word")  # from its files
+
+            def own_word() -> bool:  # from its files
+                found = told.latest(launch.job_id, 1, "n2")
+                return found is not None and found.state == "exited" and "supervisor was killed" in found.detail
+
+            await told.until(own_word, "its own word")
             await told.engine.forget(launch.job_id, 1)
 
     run(story())
