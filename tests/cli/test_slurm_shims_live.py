@@ -207,6 +207,14 @@ def test_ids_that_nobody_has(slurm):
     assert (ran.code, ran.err) == (1, "Node zz not found\n")
 
 
+def test_members_of_an_array_that_ended_are_found_by_id(slurm):
+    array = submitted(slurm("sbatch", "-W", "--array=1-3", "--gpus=1", "--wrap", "true"))
+    assert slurm("squeue", "-h", "-j", array).out == ""
+    ran = slurm("squeue", "-h", "-t", "all", "-j", f"{array}_[2-3],999999", "-o", "%i %t %N")
+    assert [line.split()[:2] for line in ran.out.splitlines()] == [[f"{array}_2", "CD"], [f"{array}_3", "CD"]]
+    assert f"{array}_1 CD" in slurm("squeue", "-h", "-t", "all", "-o", "%i %t").out
+
+
 def test_what_the_cluster_refuses_is_told(slurm):
     ran = slurm("sbatch", "--gpus=99", "--wrap", "true")
     assert ran.code == 1

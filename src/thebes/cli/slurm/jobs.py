@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thebes.cli.slurm.options import Stop, folded, ranges
+from thebes.cli.slurm.options import Stop, folded, natural, ranges
 
 if TYPE_CHECKING:
     from thebes.client import Client
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 PARTITION = "thebes"  # there are none; a column that is always there needs something
 SUBMITTED = "# sbatch\n"  # how the few lines begin that set up the output of a job
 PAGE = 1000
+RECENT_S = 300.0  # how long a job that has ended is listed: Slurm's MinJobAge
 LONGEST_LIST = 64  # of array indices, as Slurm shows it
 
 # Our state: Slurm's short one, its long one, and where squeue sorts it.
@@ -186,25 +187,62 @@ def split_ids(words: Iterable[str]) -> list[str]:
 
 
 def load(client: Client, states: Iterable[str], *, user: str | None = None, name: str | None = None) -> list[Job]:
-    """All jobs in these states, oldest first."""
-    wanted = sorted(states)
-    if not wanted:
-        return []
-    chosen = {"state": wanted, "user": user, "name": name, "oldest": True}
+    """Jobs in these states, oldest first; of those that have ended only the latest, as Slurm soon forgets them."""
+    wanted = set(states)
+    chosen = {key: value for key, value in (("user", user), ("name", name)) if value is not None}
+    found = _pages(client, {**chosen, "state": sorted(wanted & set(ALIVE)), "oldest": True}, 0.0)
+    ended = _pages(client, {**chosen, "state": sorted(wanted - set(ALIVE))}, time.time() - RECENT_S)
+    return ended[::-1] + found
+
+
+def _pages(client: Client, chosen: dict[str, Any], since_s: float) -> list[Job]:
+    """Page by page, up to the first on which all jobs ended before then."""
     found: list[Job] = []
     cursor: str | None = None
-    while True:
-        page = client.jobs_page(limit=PAGE, cursor=cursor, **{k: v for k, v in chosen.items() if v is not None})
-        found += [Job(one) for one in page["jobs"]]
+    while chosen["state"]:
+        page = client.jobs_page(limit=PAGE, cursor=cursor, **chosen)
+        kept = [Job(one) for one in page["jobs"] if one["end_s"] is None or one["end_s"] >= since_s]
+        found += kept
         cursor = page["next"]
-        if cursor is None:
-            return found
+        if cursor is None or not kept:
+            break
+    return found
+
+
+def named(client: Client, wanted: Sequence[tuple[str, list[int] | None]], states: set[str]) -> list[Job]:
+    """Jobs by id, also those that ended long ago. A single id that nobody knows is an error, as with Slurm."""
+    from thebes.client import ServerError
+
+    found: list[Job] = []
+    for number, indices in wanted:
+        try:
+            details = client.job(number)
+        except ServerError as error:
+            if error.status != 404:
+                raise
+            if len(wanted) == 1:
+                raise Stop("slurm_load_jobs error: Invalid job id specified") from None
+            continue
+        if not details.get("array"):
+            found += [Job(details, details=details)] if indices is None and details["state"] in states else []
+            continue
+        members = {
+            member["id"]
+            for member in details["members"]
+            if member["state"] in states and (indices is None or member["array_index"] in indices)
+        }
+        alive = [job for job in load(client, states & set(ALIVE), user=details["user"]) if job.facts["id"] in members]
+        ended = sorted(members - {job.facts["id"] for job in alive}, key=natural)
+        found += [Job(one, details=one) for one in map(client.job, ended)] + alive
+    return found
 
 
 def add_details(client: Client, jobs: Sequence[Job]) -> None:
     """What lists do not tell, by one question per job; members of an array that have not started share one."""
     shared: dict[str, dict[str, Any]] = {}
     for job in jobs:
+        if job.details is not None:
+            continue
         key = str(job.facts["array_id"]) if job.facts["array_id"] and job.waits else str(job.facts["id"])
         if key not in shared:
             shared[key] = client.job(key)

@@ -17,6 +17,7 @@ from thebes.cli.slurm.jobs import (
     add_details,
     ids_of,
     load,
+    named,
     split_ids,
     states_of,
     together,
@@ -213,7 +214,7 @@ def _has_a_past(job: Job, letters: set[str]) -> bool:
 
 
 def _chosen(client: Any, given: Any) -> list[Job]:
-    states = states_of("squeue", given.listed("states")) if given.has("states") else set(ALIVE)
+    states: set[str] = states_of("squeue", given.listed("states")) if given.has("states") else set[str](ALIVE)
     if given.has("start"):
         states &= {"queued", "held"}
     if given.has("partition") and PARTITION not in given.listed("partition"):
@@ -229,8 +230,9 @@ def _chosen(client: Any, given: Any) -> list[Job]:
         return []
     wanted = ids_of("squeue", split_ids([given.get("jobs") or ""])) if given.get("jobs") else None
     if wanted is not None:
-        _refuse_unknown(client, wanted)
-    jobs = load(client, states, user=user, name=names[0] if len(names) == 1 else None)
+        jobs = named(client, wanted, states)
+    else:
+        jobs = load(client, states, user=user, name=names[0] if len(names) == 1 else None)
     hosts = hosts_of(given.get("nodelist"))
 
     def passes(job: Job) -> bool:
@@ -240,7 +242,6 @@ def _chosen(client: Any, given: Any) -> list[Job]:
             and (not names or facts["name"] in names)
             and (not given.has("account") or facts["tenant"] in given.listed("account"))
             and (hosts is None or bool(hosts & set(facts["gpus_held"] or {})))
-            and (wanted is None or any(_is_one(facts, *one) for one in wanted))
         )
 
     return [job for job in jobs if passes(job)]
@@ -257,26 +258,6 @@ def hosts_of(text: str | None) -> set[str] | None:
 
 def _may_be_a_name(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name) is not None
-
-
-def _refuse_unknown(client: Any, wanted: list[tuple[str, list[int] | None]]) -> None:
-    """As Slurm: a single id that nobody knows is an error, of several the others are shown."""
-    from thebes.client import ServerError
-
-    if len(wanted) > 1:
-        return
-    try:
-        client.job(wanted[0][0])
-    except ServerError as error:
-        if error.status != 404:
-            raise
-        raise Stop("slurm_load_jobs error: Invalid job id specified") from None
-
-
-def _is_one(facts: dict[str, Any], number: str, indices: list[int] | None) -> bool:
-    if indices is None:
-        return number in (facts["id"], facts["array_id"])
-    return facts["array_id"] == number and facts["array_index"] in indices
 
 
 def sorted_jobs(jobs: list[Job], order: str) -> list[Job]:
