@@ -79,7 +79,15 @@ def test_a_thousand_jobs(policy: str, tmp_path: Path, monkeypatch: pytest.Monkey
             raise
         finally:
             trial.down()
-        slurm.until(lambda: not slurm.queue(), "no Slurm job is left", 60.0)
-        slurm.until(lambda: not slurm.leftovers(), "no process is left", 60.0)
+
+        def processes_left() -> list[tuple[int, str]]:
+            """Of ours: slurmctld's own helper outlives a slurmctld that was killed."""
+            return [(pid, line) for pid, line in slurm.leftovers() if "slurmscriptd" not in line]
+
+        for left in (slurm.queue, processes_left):
+            deadline = time.monotonic() + 60.0
+            while left():
+                assert time.monotonic() < deadline, f"left behind: {left()}"
+                time.sleep(0.2)
         assert trial.figures.preemptions + trial.figures.losses > 0
         trial.keep(f"slurm-{policy}", policy=policy, nodes=64, gpus=512)
