@@ -5,6 +5,7 @@ Conventions in README.md and docs/*.md:
 - every line `$ thebes …` in a ```console block runs, in one folder per page, in order; so does `$ squeue` and the like;
   a page that says `thebes up` has a live cluster of its own, which is gone at the end;
 - `<!-- live -->` before a ```python block: it runs while a cluster of four virtual GPUs is up;
+- `<!-- on: slurm -->` or `<!-- on: ray -->` before a ```console block: it runs on such a cluster, in that suite;
 - `<!-- write: NAME -->` before a block puts its text into that file first; `<!-- run with: NAME -->`: the page needs
   the file of that name which another page shows; `<!-- needs shared -->`: the block needs ../shared/data;
 - a table between `<!-- table: NAME -->` and `<!-- end -->` is made by docs/tables.py.
@@ -17,8 +18,10 @@ import inspect
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +31,7 @@ import pytest
 from typer.testing import CliRunner
 
 import thebes
+from components import require
 from thebes.cli import app
 from thebes.model.cluster import from_toml
 from thebes.node.shims import NAMES as SHIMS
@@ -37,6 +41,7 @@ from workloads import shared_data
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"(?P<marks>(?:<!--[^>]*-->\n)*)```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+ON = re.compile(r"<!-- on: (\w+) -->")
 WRITE, RUN_WITH = re.compile(r"<!-- write: (\S+) -->"), re.compile(r"<!-- run with: (\S+) -->")
 
 
@@ -47,6 +52,12 @@ class Block:
     language: str
     text: str
     marks: str
+
+    @property
+    def where(self) -> str:
+        """The cluster that it runs on; empty: this machine."""
+        found = ON.search(self.marks)
+        return found[1] if found else ""
 
     @property
     def needs_shared(self) -> bool:
@@ -136,9 +147,49 @@ def run_python(block: Block, folder: Path) -> None:
 
 def console_pages() -> Iterator[Any]:
     for page in PAGES:
-        blocks = [block for block in blocks_of(page) if block.language == "console"]
+        blocks = [block for block in blocks_of(page) if block.language == "console" and not block.where]
         if blocks:
             yield pytest.param(page, blocks, id=page.name)
+
+
+def cluster_pages() -> Iterator[Any]:
+    for page in PAGES:
+        for where in sorted({block.where for block in blocks_of(page)} - {""}):
+            blocks = [block for block in blocks_of(page) if block.where == where]
+            yield pytest.param(blocks, id=f"{page.name} on {where}", marks=getattr(pytest.mark, where))
+
+
+@contextmanager
+def on_a_cluster(where: str) -> Iterator[dict[str, str]]:
+    """What the environment needs to hold for commands to find it."""
+    require(where)
+    sys.path.append(str(ROOT / "tests" / where))
+    if where == "slurm":
+        from slurm_cluster import slurm_cluster
+
+        with slurm_cluster(nodes=4) as slurm:
+            yield slurm.env
+    else:
+        from ray_cluster import RayCluster
+
+        with RayCluster() as ray:
+            yield {"RAY": ray.address}
+
+
+@pytest.mark.parametrize("blocks", list(cluster_pages()))
+def test_commands_of_a_page_run_on_a_cluster(blocks: list[Block], folder: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with on_a_cluster(blocks[0].where) as found:
+        env = {**os.environ, "PATH": path, "THEBES_DIR": str(folder / "instance"), **found}
+        try:
+            for line in "\n".join(block.text for block in blocks).splitlines():
+                if line.startswith("$ "):
+                    done = subprocess.run(
+                        ["bash", "-c", line[2:]], env=env, capture_output=True, text=True, timeout=120
+                    )
+                    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        finally:
+            subprocess.run(["thebes", "down", "--now"], env=env, capture_output=True, timeout=120)
 
 
 @pytest.mark.parametrize(("page", "blocks"), list(console_pages()))
