@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slurm
 JOBS = int(os.environ.get("THEBES_TRIAL_JOBS", "1000"))
 OVER_S = 0.1 * JOBS
 SIZES = {1: 10.0, 2: 10.0, 4: 20.0, 8: 45.0, 12: 3.0, 16: 7.0, 32: 3.0, 64: 2.0}
-LEASE_S = 8.0
+LEASE_S = 15.0
 SETTINGS = {"tiresias-l": ["queue_limits=30,200"], "dally": ["lease_s=20"]}
 
 

@@ -540,8 +540,8 @@ class SlurmEngine:
                     f"incarnation {launch.incarnation} of job {launch.job_id} is older than {newest}, "
                     "the newest that this cluster has seen"
                 )
-            if (self.shared.attempt(launch.parts[0].node, key).path / "state.json").exists():
-                return  # done and forgotten
+            if await self._has_ended(Gang(launch.job_id, launch.incarnation, launch.parts)):
+                return
             await asyncio.to_thread(self.shared.raise_fence, launch.job_id, launch.incarnation)
             for other in [gang for gang in self._gangs.values() if gang.job_id == launch.job_id and gang.alive]:
                 await self._remove(other)
@@ -555,6 +555,20 @@ class SlurmEngine:
                 if gang.phase == "launching":
                     await asyncio.shield(self._abandon(gang))
                 raise
+
+    async def _has_ended(self, gang: Gang) -> bool:
+        """Whether a launch of an earlier controller, of which we have no record, has come to something and ended."""
+        reports = [await asyncio.to_thread(self.shared.report, gang, node) for node in gang.nodes]
+        if all(report.state != "exited" for report in reports):
+            return False
+        if all(report.started_s is None and not report.codes for report in reports):
+            # Its steps were never told to start, and gave up: they leave nothing behind but these files.
+            await asyncio.to_thread(self.shared.remove_attempts, gang)
+            return False
+        for report in reports:
+            lost = replace(report, state="exited", cause="lost", detail="it ended while there was no controller")
+            self._tell(report if report.state == "exited" else lost)
+        return True
 
     async def _allocate(self, gang: Gang, launch: Launch) -> None:
         for part in gang.parts:
