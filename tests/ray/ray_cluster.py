@@ -47,12 +47,20 @@ class RayCluster:
     """`with` brings it up and takes it down again, whatever happened in between."""
 
     def __init__(
-        self, racks: Mapping[str, str] | None = None, *, storage: str = "rocksdb", gpus: int = GPUS, cpus: int = 8
+        self,
+        racks: Mapping[str, str] | None = None,
+        *,
+        storage: str = "rocksdb",
+        gpus: int = GPUS,
+        cpus: int = 8,
+        strange: bool = False,
     ) -> None:
+        """`strange`: Python on the nodes finds another `thebes`, which does not load."""
         self.racks = dict(RACKS if racks is None else racks)
         self.storage = storage
         self.gpus = gpus
         self.cpus = cpus
+        self.strange = strange
         self.folder = Path(tempfile.mkdtemp(prefix="thr-", dir="/tmp"))  # socket paths must be short
         self.address = ""
         self.raylets: dict[str, int] = {}
@@ -62,6 +70,11 @@ class RayCluster:
         env = {**os.environ, **SETTINGS, "RAY_TMPDIR": str(self.folder)}
         env["THEBES_RAY_DIR"] = str(self.folder / "nodes")
         env.pop("RAY_ADDRESS", None)
+        if self.strange:
+            package = self.folder / "strange" / "thebes"
+            package.mkdir(parents=True)
+            (package / "__init__.py").write_text("raise ImportError('this is not the thebes that you look for')\n")
+            env["RAY_CLUSTER_PYTHONPATH"] = str(package.parent)
         if self.storage == "rocksdb":
             env |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(self.folder / "gcs")}
         self.child = subprocess.Popen(
@@ -313,6 +326,8 @@ def _serve() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray prints
+    if "RAY_CLUSTER_PYTHONPATH" in os.environ:
+        os.environ["PYTHONPATH"] = os.environ.pop("RAY_CLUSTER_PYTHONPATH")
     served = _Served()
     for line in sys.stdin:
         request = json.loads(line)

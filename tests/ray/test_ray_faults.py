@@ -9,12 +9,14 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ray_worlds import LEASE_S, RayWorld, job_name
 from worlds import Told, opened, processes_of, python
 
+from components import require
 from thebes.engine.contract import Launch, NodeChange, NodeFacts, Report
 from thebes.node.lease import KILL_AT, over_s
 
@@ -303,3 +305,25 @@ def test_an_agent_that_nobody_needs_goes(ray_world: RayWorld) -> None:
             await ended_by_us(told, busy)
 
     run(story())
+
+
+def test_nodes_need_nothing_but_ray_and_a_head_without_storage_costs_no_job(tmp_path: Path) -> None:
+    """Our code travels. A head that has forgotten everything ends the driver and Ray's nodes; jobs go on."""
+    require("ray")
+
+    async def story(world: RayWorld) -> None:
+        async with opened(world) as told:
+            engine: Any = told.engine
+            launch = await started(told, world, TICKS, (3,))
+            assert (world.cluster.folder / "nodes" / "code").is_dir()
+            pids, driver = processes_of(launch), engine.driver.pid
+            world.cluster.restart_gcs()
+            await told.until(lambda: engine.driver.pid != driver, "the driver to be ended by Ray, and another")
+            other = await started(told, world, TICKS, (4,))  # and jobs start: who carries them out is our agent
+            assert processes_of(launch) == pids
+            assert not lost(told)
+            await ended_by_us(told, launch)
+            await ended_by_us(told, other)
+
+    with RayWorld(tmp_path, racks={"n1": ""}, storage="memory", strange=True) as world:
+        run(story(world))

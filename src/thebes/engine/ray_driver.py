@@ -191,7 +191,7 @@ class Driver:
         """Every node that is wanted and alive has its actor and, as far as they are free, its GPUs reserved."""
         from thebes.engine.ray_nodes import name_of
 
-        free: dict[str, Any] = self._available()
+        free, groups = self._available(), self._groups()
         living: set[str] = set()
         for one in nodes:
             found = entry(one)
@@ -206,11 +206,13 @@ class Driver:
             self._tend_actor(tended)
             if self.wanted.get("reserve", True):
                 try:
-                    self._tend_gpus(tended, free.get(found["id"], {}), found["gpus"])
+                    self._tend_gpus(tended, groups, free.get(found["id"], {}), found["gpus"])
                 except self.ray.exceptions.RayError as error:
                     tended.trouble = f"its GPUs cannot be reserved: {_first_line(error)}"
         for node_id in set(self.tended) - living:
             del self.tended[node_id]
+        ours = tuple(group_name(self.wanted["instance"], node_id) for node_id in living)
+        self._remove(name for name in groups if not name.startswith(ours))  # of nodes that are gone
 
     def _tend_actor(self, tended: Tended) -> None:
         now_s = time.monotonic()
@@ -275,18 +277,30 @@ class Driver:
         state = sys.modules["ray._private.state"]
         return state.available_resources_per_node()
 
-    def _tend_gpus(self, tended: Tended, free: Mapping[str, float], total: int) -> None:
+    def _groups(self) -> dict[str, dict[str, Any]]:
+        """Placement groups of ours, by name."""
+        from ray.util.placement_group import placement_group_table
+
+        found = {one["name"]: one for one in placement_group_table().values() if one["state"] != "REMOVED"}
+        return {name: one for name, one in found.items() if name.startswith(f"{self.prefix}-")}
+
+    def _remove(self, names: Iterable[str]) -> None:
+        from ray.util.placement_group import get_placement_group, remove_placement_group
+
+        for name in names:
+            with suppress(ValueError):
+                remove_placement_group(get_placement_group(name))
+
+    def _tend_gpus(
+        self, tended: Tended, known: Mapping[str, dict[str, Any]], free: Mapping[str, float], total: int
+    ) -> None:
         """Ray's own scheduler keeps off what a placement group of ours holds; others' GPUs are told as taken."""
-        from ray.util.placement_group import placement_group, placement_group_table
+        from ray.util.placement_group import placement_group
 
         prefix = group_name(self.wanted["instance"], tended.node_id)
-        groups = {
-            found["name"]: found
-            for found in placement_group_table().values()
-            if found["name"].startswith(prefix) and found["state"] in ("CREATED", "PENDING")
-        }
+        groups = {name: one for name, one in known.items() if name.startswith(prefix)}
         held = {name: int(sum(b.get("GPU", 0) for b in found["bundles"].values())) for name, found in groups.items()}
-        if any(found["state"] == "PENDING" for found in groups.values()):
+        if any(found["state"] != "CREATED" for found in groups.values()):
             return
         tended.ids = {name: ids for name, ids in tended.ids.items() if name in groups}
         spare = int(free.get("GPU", 0))
@@ -330,8 +344,6 @@ class Driver:
 
     def retire(self) -> None:
         """The cluster is taken down: actors end their agents and go; reserved GPUs are given back."""
-        from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
-
         self.retired = True
         actors = {}
         for listed in self.ray.util.list_named_actors(all_namespaces=True):
@@ -343,10 +355,7 @@ class Driver:
             self.ray.wait(asked, num_returns=len(asked), timeout=15)
         for actor in actors.values():
             self.ray.kill(actor, no_restart=True)
-        for found in placement_group_table().values():
-            if found["name"].startswith(f"{self.prefix}-") and found["state"] != "REMOVED":
-                with suppress(ValueError):
-                    remove_placement_group(get_placement_group(found["name"]))
+        self._remove(self._groups())
 
     def answer(self, request: Mapping[str, Any]) -> None:
         try:
