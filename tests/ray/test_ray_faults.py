@@ -18,6 +18,7 @@ from worlds import Told, opened, processes_of, python
 
 from components import require
 from thebes.engine.contract import Launch, NodeChange, NodeFacts, Report
+from thebes.node import processes
 from thebes.node.lease import KILL_AT, over_s
 
 pytestmark = pytest.mark.ray
@@ -257,6 +258,25 @@ def test_cut_off_from_controller_and_head_a_node_stops_its_jobs_in_time(ray_worl
             for launch in (saves, stubborn):
                 await told.engine.forget(launch.job_id, 1)
             await ended_by_us(told, elsewhere)
+
+    run(story())
+
+
+def test_another_machine_of_the_same_name_waits_until_the_lease_of_the_old_one_is_over(ray_world: RayWorld) -> None:
+    async def story() -> None:
+        async with opened(ray_world) as told:
+            launch = await started(told, ray_world)
+            old = ray_world.agent("n1")
+            assert old is not None
+            os.kill(old, signal.SIGSTOP)  # cut off, as far as we can tell
+            begun_s = time.monotonic()
+            ray_world.cluster.kill_raylet("n1")
+            elsewhere = ray_world.folder("n1").rename(ray_world.folder("n1").with_name("old-n1"))
+            ray_world.cluster.start_raylet("n1")
+            await told.until(lambda: facts(told, "n1").alive and facts(told, "n1").pid != old, "the new agent")
+            assert time.monotonic() - begun_s > over_s(LEASE_S) - 1.0
+            processes.kill_all([*processes_of(launch), old])
+            assert elsewhere.is_dir()
 
     run(story())
 

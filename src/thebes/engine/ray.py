@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +38,29 @@ ALONE_S = 600.0  # an agent without jobs that has heard nothing of a controller 
 TAKEN = "other work in Ray"
 
 
+class CalledLink(Link):
+    """A conversation that may be refused once it is known what the caller knows."""
+
+    def __init__(self, node: str, listener: Listener, welcome: Callable[[str, Collection[Report]], bool]) -> None:
+        super().__init__(node, listener, down_after_s=FIRST_CALL_S)
+        self._welcome = welcome
+        self.accepted = False
+        self.word_s = 0.0  # when one that we accepted last said anything
+
+    def _up(self, facts: NodeFacts, reports: Iterable[Report]) -> None:
+        told = list(reports)
+        if not self._welcome(self.node, told):
+            raise OSError("another agent than the one that has our jobs")
+        self.accepted = True
+        self.down_after_s = CALLED_DOWN_AFTER_S
+        super()._up(facts, told)
+
+    def keep_word(self) -> None:
+        """Before another conversation begins: what was heard in it does not count until it is accepted."""
+        if self.accepted:
+            self.word_s, self.accepted = self.heard_s, False
+
+
 class RayEngine(AgentEngine):
     """`Engine` over agents that actors of Ray keep running."""
 
@@ -51,6 +74,7 @@ class RayEngine(AgentEngine):
         self.head_heard_s = 0.0
         self._told: dict[str, NodeFacts] = {}
         self._reports: dict[tuple[str, int, str], Report] = {}  # the newest of each part
+        self._promised: set[tuple[str, int, str]] = set()  # launches on the way: nobody has told of them yet
         self._dead_since: dict[str, float] = {}
         self._parked_until_s = 0.0
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -76,11 +100,12 @@ class RayEngine(AgentEngine):
             ) from None
         await asyncio.to_thread(self._read_notes)
         for name in self.site.gpus:
-            link = Link(name, self._from_link, down_after_s=FIRST_CALL_S)
+            link = CalledLink(name, self._from_link, self._welcome)
             link.ping_every_s = min(PING_EVERY_S, self.site.lease_s / 6)
             link.greeting = {"homes": self.homes, "lease_s": self.site.lease_s}
             self._links[name] = link
             link.expect()
+            link.word_s = loop.time()
         self._tasks = [loop.create_task(self._keep_driver()), loop.create_task(self._watch_leases())]
         await asyncio.gather(*(link.looked.wait() for link in self._links.values()))
 
@@ -115,8 +140,24 @@ class RayEngine(AgentEngine):
         if link is None:
             LOG.warning("%s has called, which is no node of ours", who)
             return
-        link.down_after_s = CALLED_DOWN_AFTER_S
+        assert isinstance(link, CalledLink)
+        link.keep_word()
         await link.attach(reader, writer)
+
+    def _welcome(self, node: str, reports: Collection[Report]) -> bool:
+        """Whoever speaks for a node knows what was started there. One who does not may be on another machine of that
+        name, while the old one is cut off and its jobs still live: he has to wait until that one's lease is over.
+        """
+        told = {(one.job_id, one.incarnation, one.node) for one in reports}
+        known = {key for key, one in self._reports.items() if key[2] == node and one.state != "exited"}
+        missing = known - told - self._promised
+        link = self._links[node]
+        assert isinstance(link, CalledLink)
+        since_s = max(link.word_s, self._parked_until_s)
+        if not missing or asyncio.get_running_loop().time() - since_s >= over_s(self.site.lease_s):
+            return True
+        LOG.warning("the agent of %s knows nothing of job %s: it has to wait", node, min(missing)[0])
+        return False
 
     # What nodes and Ray say ------------------------------------------------------------------------------------------
 
@@ -124,7 +165,9 @@ class RayEngine(AgentEngine):
         if isinstance(change, NodeChange):
             self._tell_node(change.facts.name)
             return
-        self._reports[change.job_id, change.incarnation, change.node] = change
+        key = (change.job_id, change.incarnation, change.node)
+        self._reports[key] = change
+        self._promised.discard(key)
         self._heard(change)
 
     def facts(self, name: str) -> NodeFacts:
@@ -228,7 +271,9 @@ class RayEngine(AgentEngine):
             self._link(node)
         await asyncio.to_thread(self._note(*key).write_text, " ".join(nodes))
         for node in nodes:
-            self._reports.setdefault((*key, node), Report(*key, node, "starting"))
+            if (*key, node) not in self._reports:
+                self._reports[*key, node] = Report(*key, node, "starting")
+                self._promised.add((*key, node))
         try:
             await super().launch(launch)
         except Refused:
@@ -257,6 +302,7 @@ class RayEngine(AgentEngine):
     def _drop(self, job_id: str, incarnation: int) -> None:
         for key in [key for key in self._reports if key[:2] == (job_id, incarnation)]:
             del self._reports[key]
+            self._promised.discard(key)
         with suppress(OSError):
             self._note(job_id, incarnation).unlink(missing_ok=True)
 
