@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT := out
 
-.PHONY: help setup demo test test-slow test-faults test-torch test-slurm test-ray test-postgres lint bench bench-quick bench-rubick compare-all lock clean
+.PHONY: help setup demo test test-slow test-faults test-torch test-slurm test-ray test-postgres lint bench bench-quick bench-rubick bench-engines compare-all lock clean
 
 help:
 	@echo "make demo   replay a real trace under four policies, write out/demo.html; then a live cluster for a minute"
@@ -77,6 +77,10 @@ bench-quick: $(READY)
 # Three workloads, three costs of a restart, ten policies; some minutes.
 bench-rubick: $(READY)
 	$(BIN)/python -m benchmarks.rubick
+
+# What it costs to carry a decision out on Slurm (64 nodes) and Ray (4), on clusters made for the purpose.
+bench-engines: $(READY)
+	$(BIN)/python -m benchmarks.engines --out $(OUT)/engines.json
 
 # All policies on the traces that ship and three networks; under 15 minutes on 2 cores.
 compare-all: $(READY)

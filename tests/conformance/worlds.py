@@ -41,8 +41,8 @@ class Local:
     name = "local"
     nodes: list[str]
 
-    def __init__(self, folder: Path) -> None:
-        self.shared, self.nodes = folder, [f"n{i}" for i in range(1, 5)]
+    def __init__(self, folder: Path, nodes: list[str]) -> None:
+        self.shared, self.nodes = folder, nodes
 
     def engine(self) -> Engine:
         from thebes.engine.local import LocalEngine
@@ -72,41 +72,41 @@ class Called:
 
 
 @contextmanager
-def local_world(folder: Path) -> Iterator[World]:
+def local_world(folder: Path, nodes: int = 4) -> Iterator[World]:
     from node_cluster import agents, make_folder
 
-    nodes = [f"n{i}" for i in range(1, 5)]
-    make_folder(folder, dict.fromkeys(nodes, GPUS))
-    with agents(folder, *nodes):
-        yield Local(folder)
+    names = [f"n{i}" for i in range(1, nodes + 1)]
+    make_folder(folder, dict.fromkeys(names, GPUS))
+    with agents(folder, *names):
+        yield Local(folder, names)
 
 
 @contextmanager
-def slurm_world(folder: Path) -> Iterator[World]:
+def slurm_world(folder: Path, nodes: int = 4) -> Iterator[World]:
     require("slurm")
     import pytest
     from slurm_cluster import slurm_cluster
 
     from thebes.engine.slurm import SlurmEngine
 
-    with slurm_cluster(nodes=4, gpus=GPUS) as slurm, pytest.MonkeyPatch.context() as patch:
+    with slurm_cluster(nodes=nodes, gpus=GPUS) as slurm, pytest.MonkeyPatch.context() as patch:
         for name, value in slurm.env.items():
             patch.setenv(name, value)
-        nodes = [f"n{i}" for i in range(1, 5)]
-        yield Called("slurm", nodes, folder, SlurmEngine, home_host=slurm.address, home_port=_free_port())
+        names = [f"n{i}" for i in range(1, nodes + 1)]
+        yield Called("slurm", names, folder, SlurmEngine, home_host=slurm.address, home_port=_free_port())
 
 
 @contextmanager
-def ray_world(folder: Path) -> Iterator[World]:
+def ray_world(folder: Path, nodes: int = 4) -> Iterator[World]:
     require("ray")
     from ray_cluster import RayCluster
 
     from thebes.engine.ray import RayEngine
 
     with RayCluster() as ray:
-        nodes = [f"n{i}" for i in range(1, 5)]
+        names = [f"n{i}" for i in range(1, nodes + 1)]
         port = _free_port()
-        yield Called("ray", nodes, folder, RayEngine, ray_address=ray.address, home_host="127.0.0.1", home_port=port)
+        yield Called("ray", names, folder, RayEngine, ray_address=ray.address, home_host="127.0.0.1", home_port=port)
 
 
 WORLDS = {"local": local_world, "slurm": slurm_world, "ray": ray_world}
