@@ -3,8 +3,8 @@
     python -m benchmarks.engines [slurm] [ray] [--out FILE]
 
 On each: from the order to all ranks running for a gang on many nodes; jobs started and ended per second, so many at a
-time; CPU time of the whole machine per job. Slurm: 64 nodes of 8 fake GPUs; Ray: 4 nodes of 8. The clusters are those of
-the tests. Nothing else should run on the machine; what did is told by `busy_before`.
+time; CPU time of the whole machine per job. Slurm: 64 nodes of 8 fake GPUs; Ray: 4 nodes of 8. The clusters are those
+of the tests. Nothing else should run on the machine; what did is told by `busy_before`.
 """
 
 from __future__ import annotations
