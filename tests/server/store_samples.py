@@ -34,7 +34,7 @@ def one(**changes: Any) -> Callable[[db.Connection], str]:
     return lambda c: submit(c, **changes)[0].id
 
 
-def write_until_killed(path: Path, told: Pipe) -> None:
+def write_until_killed(path: Path | str, told: Pipe) -> None:
     """Submit jobs without end and tell each id when it is acknowledged."""
     store = db.Store.open(path)
     number = 0
@@ -44,7 +44,7 @@ def write_until_killed(path: Path, told: Pipe) -> None:
         told.send(job_id)
 
 
-def write_and_crash(path: Path, told: Pipe, crash_at: str, rounds: int) -> None:
+def write_and_crash(path: Path | str, told: Pipe, crash_at: str, rounds: int) -> None:
     """A scripted workload, one commit per change, that dies at the given one."""
     os.environ["THEBES_CRASH_AT_WRITE"] = crash_at
     store = db.Store.open(path)

@@ -53,29 +53,31 @@ def told_until_death(processes: Any, work: Callable[..., None], *args: object, k
 
 
 def check_whole(c: db.Connection) -> list[db.JobRow]:
-    assert c.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
-    assert c.exec_driver_sql("PRAGMA foreign_key_check").all() == []
+    if c.dialect.name == "sqlite":
+        assert c.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
+        assert c.exec_driver_sql("PRAGMA foreign_key_check").all() == []
     alive = db.alive_jobs(c)
     assert len(alive) == sum(db.count_by_state(c, db.EVERYTHING).values())
     assert len({(row.user, row.client_key) for row in alive}) == len(alive)
     return alive
 
 
-def test_kill_9_loses_nothing_that_was_acknowledged(processes: Any, tmp_path: Path) -> None:
-    rng, path, acknowledged = random.Random(3), tmp_path / "store.db", []
-    for _ in range(TRIALS):  # one store through all of them: every start recovers from the last crash
+def test_kill_9_loses_nothing_that_was_acknowledged(processes: Any, place: Path | str) -> None:
+    rng, path, acknowledged = random.Random(3), place, []
+    trials = TRIALS if isinstance(place, Path) else TRIALS // 2
+    for _ in range(trials):  # one store through all of them: every start recovers from the last crash
         acknowledged += told_until_death(processes, write_until_killed, path, kill_after_s=rng.uniform(0.0, 0.12))
-    assert len(set(acknowledged)) == len(acknowledged) > TRIALS
+    assert len(set(acknowledged)) == len(acknowledged) > trials
     with db.Store.open(path) as store, store.read() as c:
         stored = {row.id for row in check_whole(c)}
     assert set(acknowledged) <= stored
-    assert len(stored) <= len(acknowledged) + TRIALS  # one change was under way in each
+    assert len(stored) <= len(acknowledged) + trials  # one change was under way in each
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("at", [1, 2, 5])
-def test_a_crash_at_an_exact_commit(processes: Any, tmp_path: Path, at: int, side: str) -> None:
-    path = tmp_path / "store.db"
+def test_a_crash_at_an_exact_commit(processes: Any, place: Path | str, at: int, side: str) -> None:
+    path = place
     told = told_until_death(processes, write_and_crash, path, f"{at}:{side}", 6, kill_after_s=None)
     assert told == [str(i) for i in range(1, at)]
     with db.Store.open(path) as store, store.read() as c:

@@ -50,6 +50,8 @@ class AgentEngine:
     async def tell_homes(self, homes: Sequence[str]) -> None:
         """Where agents find the controllers of this cluster from now on; those that cannot be told hear it later."""
         told = {"homes": list(homes)}
+        for link in self._links.values():
+            link.greeting = {**link.greeting, **told}
         await asyncio.gather(*(link.call("homes", told) for link in self._links.values()), return_exceptions=True)
 
     def master_address(self, link: Link) -> str:

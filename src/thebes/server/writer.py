@@ -56,7 +56,7 @@ class Writer:
         self.trouble: str | None = None
         self._database = database
         self._side: WriteSide = database.write_side()
-        self._doubt: list[Change] = []  # of a commit that may have been made; they are the first of what is stuck
+        self._doubt: list[Change] | None = None  # of a commit that may have been made: the first of what is stuck
         self._deposed: Callable[[str], None] = lambda _why: None
         self._crash_point = crash_point
         self._queue: SimpleQueue[Change | None] = SimpleQueue()  # None: close
@@ -128,7 +128,7 @@ class Writer:
     def _attempt(self, stuck: deque[Change], fresh: deque[Change]) -> bool:
         """One round of writing; False when the disk refused. In trouble the oldest goes alone: it needs the least."""
         try:
-            if self._doubt:
+            if self._doubt is not None:
                 self._resolve(stuck)
             if self.trouble:
                 self._commit([stuck[0]] if stuck else [])
@@ -147,7 +147,7 @@ class Writer:
             if self.trouble != str(fault):
                 log.error("store cannot be written: %s", fault)
             self.trouble = str(fault)
-            doubted = set(map(id, self._doubt))
+            doubted = set(map(id, self._doubt or ()))
             _refuse([change for change in fresh if not change.must and id(change) not in doubted], self.trouble)
             stuck.extend(change for change in fresh if change.must or id(change) in doubted)
             fresh.clear()
@@ -163,7 +163,7 @@ class Writer:
         except (SQLAlchemyError, *self._database.errors) as error:
             self._side.roll_back()
             raise StorageFault(self._database.fault_of(error) or str(error)) from error
-        doubted, self._doubt = self._doubt, []
+        doubted, self._doubt = self._doubt or [], None
         for _ in doubted:
             stuck.popleft()
         if kept:
