@@ -66,6 +66,8 @@ COMMANDS = {
     "slurm-shim": Entry("slurm.commands", "slurm_shim", JOBS, settings="SETTINGS", hidden=True),
     "drain": Entry("nodes", "drain", ADMIN),
     "undrain": Entry("nodes", "undrain", ADMIN),
+    "backup": Entry("backup", "backup", ADMIN),
+    "restore": Entry("backup", "restore", ADMIN),
     "replay": Entry("replay", "replay", ADMIN),
     "token": Entry("instance", "token", ADMIN, is_group=True),
     "tenant": Entry("instance", "tenant", ADMIN, is_group=True),

@@ -62,6 +62,7 @@ FAULTS = {
     "54": "the database server has reached one of its limits",
     "55P03": "somebody holds it locked",
     "57014": "the database broke a statement off",
+    "57P01": "the database server has ended our session",
     "57": "the database server stops or starts",
     "58": "the disk of the database server reports an error",
     "F0": "the database server is misconfigured",

@@ -243,6 +243,7 @@ class Shift:
                 with suppress(OSError, TimeoutError):
                     await tell([self.me.home, *sorted(homes - {self.me.home})])
                     known = homes
+                    log.info("agents know where controllers are", extra={"fields": {"homes": sorted(homes)}})
             await asyncio.sleep(RENEW_S)
 
 

@@ -1,0 +1,179 @@
+"""The lease: who may take it over and when, whatever clocks do; and what a leader of the past can still do: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from postgres_server import PostgresServer
+from thebes.server import store as db
+from thebes.server.leader import (
+    LEASE_S,
+    SILENT_S,
+    WATCH_FIRST_S,
+    Leading,
+    Lease,
+    Member,
+    Seen,
+    Watch,
+    identity_of,
+)
+from thebes.server.postgres import Postgres
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    until_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < until_s, "it did not happen"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def lease(url: str) -> Callable[[str], Lease]:
+    return lambda name: Lease(Postgres(url), Member(name, f"machine {name}", f"http://{name}", f"{name}:1"))
+
+
+def test_a_lease_that_is_renewed_is_not_taken() -> None:
+    watch = Watch("b")
+    for second in range(100):
+        assert not watch.may_take(Seen(1, "a", second, False), float(second))
+
+
+def test_one_that_has_run_out_is_taken_after_a_short_look() -> None:
+    watch = Watch("b")
+    assert not watch.may_take(Seen(1, "a", 7, True), 0.0)  # the database has just come back: its leader may, too
+    assert not watch.may_take(Seen(1, "a", 7, True), WATCH_FIRST_S - 0.1)
+    assert watch.may_take(Seen(1, "a", 7, True), WATCH_FIRST_S)
+
+
+def test_while_the_database_was_away_nobody_could_renew() -> None:
+    watch = Watch("b")
+    watch.may_take(Seen(1, "a", 7, False), 0.0)
+    watch.forget()
+    assert not watch.may_take(Seen(1, "a", 7, True), 60.0)
+    assert not watch.may_take(Seen(1, "a", 8, False), 61.0)
+
+
+def test_a_clock_of_the_database_that_was_set_back_does_not_keep_it_for_ever() -> None:
+    watch = Watch("b")
+    assert not watch.may_take(Seen(1, "a", 7, False), 0.0)
+    assert not watch.may_take(Seen(1, "a", 7, False), LEASE_S)
+    assert watch.may_take(Seen(1, "a", 7, False), SILENT_S)
+
+
+def test_what_was_given_back_or_is_our_own_is_taken_at_once() -> None:
+    assert Watch("b").may_take(Seen(1, "", 7, True), 0.0)
+    assert Watch("b").may_take(Seen(1, "b", 7, False), 0.0)
+
+
+def test_only_one_of_many_takes_it(lease: Callable[[str], Lease]) -> None:
+    ones = [lease(name) for name in "abcd"]
+    seen = ones[0].look()
+    taken = [one.take(seen) for one in ones]
+    assert sorted(epoch for epoch in taken if epoch) == [1]
+    winner = next(one for one, epoch in zip(ones, taken, strict=True) if epoch)
+    assert winner.renew(1)
+    assert not any(one.renew(1) for one in ones if one is not winner)
+    winner.register()
+    assert [(member.name, member.leads) for member in ones[3].members()] == [(winner.me.name, True)]
+    winner.release(1)
+    assert ones[1].look().holder == ""
+    winner.leave()
+    assert ones[1].members() == []
+    for one in ones:
+        one.close()
+
+
+def test_a_clock_that_jumps_forward_deposes_and_nothing_is_written_by_two(
+    postgres: PostgresServer, url: str, lease: Callable[[str], Lease]
+) -> None:
+    first, second = lease("a"), lease("b")
+    old = db.Store.open(url)
+    deposed: list[str] = []
+    epoch = first.take(first.look())
+    assert epoch == 1
+    old.lead(epoch, deposed.append)
+    old.change_blocking(lambda c: db.set_meta(c, "who", "a"))
+    # An hour has passed for the database.
+    postgres.sql("UPDATE leader SET expires_s = expires_s - 3600", url.rpartition("/")[2])
+    second.register()
+    seen = second.look()
+    assert seen.expired
+    assert second.take(seen) == 2
+    with pytest.raises(db.StoreUnavailable, match="nothing was accepted"):
+        old.change_blocking(lambda c: db.set_meta(c, "who", "a again"))
+    eventually(lambda: bool(deposed))
+    assert deposed[0] == "another controller leads the cluster now (machine b at http://b, epoch 2; ours was 1)"
+    new = db.Store.open(url)
+    new.lead(2, lambda why: None)
+    new.change_blocking(lambda c: db.set_meta(c, "more", "b"))
+    with new.read() as c:
+        assert (db.get_meta(c, "who"), db.get_meta(c, "more")) == ("a", "b")
+    for each in (old, new):
+        each.close()
+
+
+def test_a_transaction_of_the_past_that_is_still_open_is_ended(url: str, lease: Callable[[str], Lease]) -> None:
+    """A leader frozen in the middle of a commit holds rows: the next one does not wait for it."""
+    first, second = lease("a"), lease("b")
+    old = db.Store.open(url)
+    epoch = first.take(first.look())
+    assert epoch is not None
+    old.lead(epoch, lambda why: None)
+    old.change_blocking(lambda c: db.set_meta(c, "x", "1"))
+    side = old._writer._side
+    connection = side.begin()
+    db.set_meta(connection, "x", "2")
+    connection.exec_driver_sql(f"SELECT epoch FROM leader WHERE epoch = {epoch} FOR KEY SHARE")
+    began_s = time.monotonic()
+    assert second.take(second.look()) == epoch + 1
+    assert time.monotonic() - began_s < 2.0
+    new = db.Store.open(url)
+    new.change_blocking(lambda c: db.set_meta(c, "x", "3"))
+    with new.read() as c:
+        assert db.get_meta(c, "x") == "3"
+    side.roll_back()
+    new.close()
+    old.close()
+
+
+def test_leading_renews_and_gives_back(lease: Callable[[str], Lease]) -> None:
+    mine, other = lease("a"), lease("b")
+    epoch = mine.take(mine.look())
+    assert epoch is not None
+    deposed: list[str] = []
+    leading = Leading(mine, epoch, deposed.append)
+    beats = other.look().beats
+    eventually(lambda: other.look().beats > beats)
+    assert leading.good
+    eventually(lambda: [member.id for member in leading.members] == ["a"])
+    asyncio.run(asyncio.wait_for(leading.held(), 1.0))
+    leading.close()
+    assert other.look().holder == ""
+    assert not deposed
+
+
+def test_who_is_deposed_is_told_within_moments(lease: Callable[[str], Lease]) -> None:
+    mine, other = lease("a"), lease("b")
+    epoch = mine.take(mine.look())
+    assert epoch is not None
+    deposed: list[str] = []
+    leading = Leading(mine, epoch, deposed.append)
+    taken = None
+    while taken is None:
+        taken = other.take(other.look())
+    eventually(lambda: bool(deposed), 5.0)
+    assert "our epoch was 1" in deposed[0]
+    leading._good_until_s = 0.0  # its lease has run out
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(leading.held(), 0.2))
+
+
+def test_a_folder_has_one_identity(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert identity_of(tmp_path / "a") == identity_of(tmp_path / "a") != identity_of(tmp_path / "b")
