@@ -72,6 +72,7 @@ KILLED_WITHIN_S = 5.0  # or Slurm does it
 GONE_S = 2.0  # after which a Slurm job that is over has told all it will: file systems are slow at times
 CLEANING_S = 10.0  # GPUs of a Slurm job that does not go away count as taken from then on
 WITHHELD_S = 15.0  # so long we do not ask again for what Slurm did not give
+CLOSE_S = 5.0  # for allocations to go back
 UNKNOWN_PORT = 987_654_321  # stands for MASTER_PORT until a step has found a free one
 UNKNOWN_ADDRESS = "thebes-master-address"
 
@@ -148,6 +149,9 @@ class SlurmEngine:
         await asyncio.to_thread(write_json, self.shared.homes, {"homes": self.homes, "epoch": self.site.epoch})
 
     async def close(self) -> None:
+        releasing = [task for _, task in self._releasing.values()]
+        if releasing:
+            await asyncio.wait(releasing, timeout=CLOSE_S)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -689,7 +693,7 @@ class SlurmEngine:
         command = [self.site.python, "-I", "-S", str(self.script), str(self.shared.nodes), gang.name]
         args = srun_args(gang.slurm_job, self._groups_of(gang), command, output=str(log), whole=self.mode == "whole")
         self._expect(gang, gang.nodes)
-        gang.srun = await asyncio.to_thread(_start_apart, args, self.slurm.env, log)
+        gang.srun = await asyncio.to_thread(_start_apart, gang.slurm_job, args, self.slurm.env, log)
         self._spawn(self._await_srun(gang, gang.srun))
         called = asyncio.gather(*(link.ready.wait() for link in gang.links.values()))
         ended = asyncio.ensure_future(gang.srun_ended.wait())
@@ -868,8 +872,13 @@ class SlurmEngine:
             raise OSError(error.message) from None
 
 
-def _start_apart(args: list[str], env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """A process that outlives us: another session, its own files."""
+def _start_apart(job: int, args: list[str], env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """A process that outlives us: another session, its own files.
+
+    When srun has ended, so have all tasks, and nobody needs the allocation: it goes back even if we are not there. Not
+    if srun was killed, though: then they may live.
+    """
+    args = ["/bin/sh", "-c", f'"$@"; [ $? -gt 128 ] || exec scancel --quiet {job}', "thebes-srun", *args]
     with log.open("ab") as out:
         return subprocess.Popen(
             args, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd="/", start_new_session=True
