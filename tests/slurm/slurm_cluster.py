@@ -95,7 +95,9 @@ class SlurmCluster:
         _run("ip", "link", "set", self._links[node], "down")
 
     def heal(self, node: str) -> None:
+        """Its slurmd is told to look around, or slurmctld would find out by itself within a minute or two."""
         _run("ip", "link", "set", self._links[node], "up")
+        self._host.ask(kill=f"slurmd-{node}", signal=signal.SIGHUP)
 
     def drain(self, node: str, reason: str = "a person drains it") -> None:
         self.command("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
@@ -222,7 +224,7 @@ def slurm_cluster(
             yield cluster
         finally:
             for name in cluster.namespaced:
-                with suppress(subprocess.CalledProcessError):
+                with suppress(RuntimeError):
                     cluster.heal(name)
             with suppress(subprocess.SubprocessError, TimeoutError, OSError):
                 cluster.cancel_all()  # a slurmstepd that cannot tell its result tries for ever
@@ -439,6 +441,9 @@ def _host_do(folder: str, request: dict[str, Any], daemons: dict[str, Any], undo
                     argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
             return daemons[name].pid
+        case {"kill": name, "signal": number}:
+            daemons[name].send_signal(number)
+            return None
         case {"kill": name}:
             daemons[name].kill()
             daemons[name].wait()
@@ -448,7 +453,8 @@ def _host_do(folder: str, request: dict[str, Any], daemons: dict[str, Any], undo
             return None
         case {"leftovers": True}:
             known = {one.pid for one in daemons.values()} | {os.getpid()}
-            return [[pid, line] for pid, line in _belonging(folder) if pid not in known]
+            found = [[pid, line] for pid, line in _belonging(folder) if pid not in known]
+            return [one for one in found if "slurmscriptd" not in one[1]]  # a child of slurmctld
     raise ValueError(f"what is {request}?")
 
 

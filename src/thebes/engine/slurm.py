@@ -65,6 +65,7 @@ RACKS_EVERY_S = 60.0
 HOLDERS_EVERY_S = 5.0  # who the other jobs belong to
 SILENT_S = 20.0  # slurmctld may be away for so long before its nodes count as down
 GIVEN_WITHIN_S = 10  # an allocation, or somebody else was faster
+GIVEN_BACK_S = 2.0
 CALLED_WITHIN_S = 30.0  # all steps, after srun
 START_WITHIN_S = 90.0  # a step waits for the word to start
 START_S = 40.0
@@ -586,9 +587,9 @@ class SlurmEngine:
                 raise Refused(f"node {part.node} has no GPU {missing[0]}: it has {len(facts.gpus)}")
         steps = [self._part(gang, launch, index) for index in range(len(gang.parts))]  # may refuse
         overlapping = [task for other, task in self._releasing.values() if set(other.nodes) & set(gang.nodes)]
-        await asyncio.gather(
-            asyncio.to_thread(self._write_attempts, gang, launch, steps), *map(asyncio.shield, overlapping)
-        )
+        await asyncio.to_thread(self._write_attempts, gang, launch, steps)
+        if overlapping:  # what we have given back ourselves
+            await asyncio.wait(overlapping, timeout=GIVEN_BACK_S)
         groups = self._groups_of(gang)
         request = Request(
             name=f"thebes-{self.site.instance_id}-{gang.name}",
