@@ -279,6 +279,17 @@ def test_a_machine_without_slurm_is_told_so() -> None:
     asyncio.run(story())
 
 
+def test_a_slurm_conf_that_is_not_there_is_told(tmp_path: Path) -> None:
+    async def story() -> None:
+        with pytest.raises(SlurmError) as caught:
+            await Slurm({"PATH": "/bin", "SLURM_CONF": str(tmp_path / "x")}).run(["scontrol", "ping"])
+        told = slurm_nodes.explain(caught.value)
+        assert told.message == f"SLURM_CONF names {tmp_path / 'x'}, which is not there"
+        assert "SLURM_CONF" in told.hint
+
+    asyncio.run(story())
+
+
 def test_a_silent_command_is_given_up(tmp_path: Path) -> None:
     program = tmp_path / "scontrol"
     program.write_text("#!/bin/sh\nexec sleep 60\n")

@@ -277,7 +277,7 @@ def test_allocations_go_back_without_a_controller(world: World) -> None:
     asyncio.run(story())
 
 
-@pytest.mark.parametrize(("script", "codes"), [(SAVES, {0: 85}), (NEVER_ENDS, {0: -15})])
+@pytest.mark.parametrize(("script", "codes"), [(SAVES, {0: 85}), (NEVER_ENDS, {0: -15})], ids=["saves", "does not"])
 def test_what_slurm_ends_is_asked_to_save_and_is_not_the_jobs_fault(
     world: World, script: str, codes: dict[int, int]
 ) -> None:
@@ -286,7 +286,7 @@ def test_what_slurm_ends_is_asked_to_save_and_is_not_the_jobs_fault(
             launch = at(python(world, script), ("n3", (7,)))
             await told.engine.launch(launch)
             await told.printed(launch, "ready")
-            (job, *_), *_ = world.slurm.queue()
+            job = next(job for job, _, name, _ in world.slurm.queue() if name.endswith(f"-{launch.job_id}.1"))
             world.slurm.command("scancel", job)
             end = await told.ended(launch, "n3")
             assert end.codes == codes
@@ -355,21 +355,6 @@ def test_where_slurm_gives_whole_nodes_the_rest_of_them_is_taken(tmp_path: Path)
             await told.until(lambda: not facts_of(told, "n1").gpus[0].taken, "the node to be free")
 
     with world_with(tmp_path, nodes=2, whole_nodes=True) as world:
-        asyncio.run(story())
-
-
-def test_the_time_limit_of_a_partition_ends_a_job_that_saves_first(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(world) as told:
-            launch = at(python(world, SAVES), ("n1", (0,)))
-            await told.engine.launch(launch)
-            assert 85 in (await told.until(lambda: _ended(told, launch), "the limit", 150.0)).codes.values()
-
-    def _ended(told: Told, launch: Launch) -> Any:
-        found = told.latest(launch.job_id, 1, "n1")
-        return found if found and found.state == "exited" else None
-
-    with world_with(tmp_path, nodes=1, max_time="00:01:00", switches=1) as world:
         asyncio.run(story())
 
 

@@ -48,6 +48,7 @@ COMMANDS = {
     "down": Entry("instance", "down", CLUSTER),
     "status": Entry("instance", "status", CLUSTER),
     "doctor": Entry("instance", "doctor", CLUSTER),
+    "engine": Entry("engine", "app", CLUSTER, is_group=True),
     "top": Entry("top", "top", CLUSTER),
     "nodes": Entry("nodes", "nodes", CLUSTER),
     "events": Entry("follow", "events", CLUSTER),

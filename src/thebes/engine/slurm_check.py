@@ -1,6 +1,6 @@
 """`thebes engine check slurm`: what a site supports, what is lost where it does not, and what to do about it.
 
-It looks at what Slurm tells, and then runs one short step on one node, to see whether the nodes have our Python, see the
+It looks at what Slurm tells, and then runs one short step on one node, to see whether nodes have our Python, see the
 shared folder, and can call this machine.
 """
 
@@ -101,8 +101,8 @@ def site_findings(
                 Finding(
                     "warning",
                     "GPU ids",
-                    "only counts can be asked for: Slurm chooses which GPUs of a node a job gets. Nothing is lost where "
-                    "the GPUs of a node are alike; placement by links between them is Slurm's",
+                    "only counts can be asked for: Slurm chooses which GPUs of a node a job gets. Nothing is lost "
+                    "where the GPUs of a node are alike; placement by links between them is Slurm's",
                     "give each GPU a type of its own: Gres=gpu:g0:1,gpu:g1:1,… and one line each in gres.conf",
                 )
             )
@@ -138,7 +138,7 @@ def limit_findings(config: dict[str, str], partition: Partition) -> list[Finding
             Finding(
                 "warning",
                 "time limit",
-                f"Slurm ends a job after {partition.max_time}: it is asked to save with {0.8 * kill_wait_s:g} s to do so, "
+                f"Slurm ends a job after {partition.max_time}: it is asked to save within {0.8 * kill_wait_s:g} s, "
                 "and goes on in a new Slurm job",
                 "a partition with MaxTime=INFINITE, or a longer KillWait",
             )
@@ -172,8 +172,8 @@ def limit_findings(config: dict[str, str], partition: Partition) -> list[Finding
             Finding(
                 "warning",
                 "uneven gangs",
-                f"jobs that take different GPUs on different nodes start only every {interval} s, when Slurm's backfill "
-                "scheduler comes round",
+                f"jobs that take different GPUs on different nodes start only every {interval} s, when Slurm's "
+                "backfill scheduler comes round",
                 "SchedulerParameters=bf_interval=1, or jobs of whole nodes",
             )
         )

@@ -14,6 +14,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from thebes.node.shims import without_shims
@@ -528,18 +529,17 @@ class Slurm:
             raise failure(args[0], process.returncode, err.decode("utf-8", "replace"))
         return out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
 
-    async def start(
-        self, args: Sequence[str], *, apart: bool = False, stderr: int = asyncio.subprocess.PIPE
-    ) -> asyncio.subprocess.Process:
-        """Apart: a session of its own, nobody reads its output: it may outlive us."""
+    async def start(self, args: Sequence[str]) -> asyncio.subprocess.Process:
+        conf = self.env.get("SLURM_CONF")
+        if conf and not Path(conf).exists():  # the commands would look for it for a minute
+            raise SlurmError(f"SLURM_CONF names {conf}, which is not there", "silent")
         try:
             return await asyncio.create_subprocess_exec(
                 *args,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL if apart else asyncio.subprocess.PIPE,
-                stderr=stderr,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
                 env=self.env,
-                start_new_session=apart,
             )
         except FileNotFoundError:
             raise SlurmError(
