@@ -352,6 +352,15 @@ def check_port(instance: Instance) -> Iterator[Finding]:
 
 
 def check_store(instance: Instance) -> Iterator[Finding]:
+    url = ""
+    with suppress(UserError):  # of the configuration another check tells
+        url = load(instance.config).store
+    if url:
+        from thebes.server.store import Store
+
+        with Store.open(url) as store:
+            yield Finding("store", "ok", f"{store.database.label} answers")
+        return
     if not instance.store.exists():
         yield Finding("store", "ok", "none yet")
         return

@@ -97,7 +97,7 @@ def replay_store(
 
     wanted = decision if decision is not None else since
     done: list[Replayed] = []
-    for replayed in replay(_journal(instance.store, wanted), choose):
+    for replayed in replay(_journal(config.store or instance.store, wanted), choose):
         if decision is not None and replayed.seq > decision:
             break
         if replayed.seq == decision or (decision is None and replayed.seq >= (since or 0)):
@@ -113,9 +113,9 @@ def replay_store(
     return done
 
 
-def _journal(path: Path, wanted: int | None) -> Iterator[JournalEntry]:
+def _journal(path: Path | str, wanted: int | None) -> Iterator[JournalEntry]:
     """The journal from the last snapshot before entry `wanted` on, or from the oldest one; read without a writer."""
-    if not path.exists():
+    if isinstance(path, Path) and not path.exists():
         raise UserError(f"there is no store at {path}", hint="name the folder of an instance with --dir")
     engine = database_at(path).reader_engine()
     try:
