@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
+SILENT_S = 12.0  # then he is gone, or another leads
 CONNECT_S = 3.0
 SHAKE_S = 10.0
 AGAIN_FIRST_S, AGAIN_LAST_S = 0.1, 1.0
@@ -106,7 +107,7 @@ class Line:
         return select.POLLIN | (select.POLLOUT if wants_out else 0)
 
     def next_s(self) -> float | None:
-        return {"away": self.dial_at, "talking": None}.get(self.state, self.give_up_at)
+        return self.dial_at if self.state == "away" else self.give_up_at
 
     def go_on(self, now: float, ready: int) -> None:
         """Whatever can be done now without waiting."""
@@ -115,7 +116,8 @@ class Line:
                 if now >= self.dial_at:
                     self._dial(now)
                 return
-            if self.state != "talking" and now >= self.give_up_at:
+            if now >= self.give_up_at and not ready:
+                # A controller says something every few seconds. One whose machine is gone does not even hang up.
                 raise OSError(errno.ETIMEDOUT, "no answer")
             if self.state == "connecting":
                 if ready:
@@ -186,18 +188,19 @@ class Line:
         *lines, self.rest = self.rest.split(b"\n")
         for line in lines:
             if self.state == "shaking":
-                self._shake_hands(parse(line.decode()))
+                self._shake_hands(parse(line.decode()), now)
             elif self.state == "talking":
+                self.give_up_at = now + SILENT_S
                 self.heard(parse(self.seal.unwrap(line).decode()))
 
-    def _shake_hands(self, answer: Message) -> None:
+    def _shake_hands(self, answer: Message, now: float) -> None:
         shaken = seal.check_door(self.key, self.who, self.nonce, answer)
         if answer["epoch"] < self.epoch:
             raise ValueError("a leader of the past")
         self.epoch = answer["epoch"]
         self.unsent += dump({"proof": shaken.caller_proof}).encode() + b"\n"
         self.seal = seal.Seal(shaken.session, is_door=False)
-        self.state, self.pause_s = "talking", AGAIN_FIRST_S
+        self.state, self.pause_s, self.give_up_at = "talking", AGAIN_FIRST_S, now + SILENT_S
 
     def say(self, message: Message) -> None:
         if self.state == "talking":
