@@ -86,6 +86,7 @@ def test_a_standby_takes_over_and_jobs_do_not_notice(
             until(
                 lambda: all(len(ranks_of(one.key)) == (2 if one.gpus > 1 else 1) for one in known.values()), "they run"
             )
+            until(lambda: all((client.job(number)["step"] or 0) > 4 for number in ("1", "2")), "they make steps")
             before = {one.key: ranks_of(one.key) for one in known.values()}
             endpoint = second.read_endpoint()
             assert endpoint is not None

@@ -71,7 +71,7 @@ def test_a_thousand_jobs(policy: str, tmp_path: Path, monkeypatch: pytest.Monkey
                 settings=SETTINGS[policy],
                 grace_s=10.0,
             )
-            plan = trial.plan(JOBS, SIZES, (4, 60))
+            plan = trial.plan(JOBS, SIZES, (3, 40))
             trial.run(plan, OVER_S, mischief, patience_s=900.0)
             assert trial.balance() == {"completed": JOBS}
         except BaseException:

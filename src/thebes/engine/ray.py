@@ -29,6 +29,7 @@ from thebes.node.clock import boot_s
 from thebes.node.lease import over_s
 
 LOG = logging.getLogger(__name__)
+OPEN_WITHIN_S = 2.0
 FIRST_CALL_S = 20.0  # actors, then agents, have to start
 AGAIN_FIRST_S, AGAIN_LAST_S = 0.2, 5.0
 HEAD_SILENT_S = 10.0
@@ -87,7 +88,7 @@ class RayEngine(AgentEngine):
     # Life ------------------------------------------------------------------------------------------------------------
 
     async def open(self, listener: Listener, *, parked_s: float = 0.0) -> None:
-        """Returns when every agent has called, or is known to be away."""
+        """Returns when every agent has called, is known to be away, or takes too long."""
         self._listener = listener
         loop = asyncio.get_running_loop()
         self._parked_until_s = loop.time() + parked_s
@@ -107,7 +108,10 @@ class RayEngine(AgentEngine):
             link.expect()
             link.word_s = loop.time()
         self._tasks = [loop.create_task(self._keep_driver()), loop.create_task(self._watch_leases())]
-        await asyncio.gather(*(link.looked.wait() for link in self._links.values()))
+        # A controller that takes over must answer soon: nodes that need longer tell when they are there.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(OPEN_WITHIN_S):
+                await asyncio.gather(*(link.looked.wait() for link in self._links.values()))
 
     async def close(self) -> None:
         for task in self._tasks:

@@ -60,6 +60,7 @@ from thebes.node.launch import PartLaunch, part_launch
 from thebes.node.lease import over_s
 
 LOG = logging.getLogger(__name__)
+OPEN_WITHIN_S = 2.0
 POLL_S = 1.5
 RACKS_EVERY_S = 60.0
 HOLDERS_EVERY_S = 5.0  # who the other jobs belong to
@@ -131,12 +132,14 @@ class SlurmEngine:
                 self._expect(gang, gang.alive)
             else:
                 gang.phase = "over"
-        with suppress(SlurmError):
-            await self._learn_site()
-        await self._look_once()
-        self._spawn(self._keep_looking())
+        looking = self._spawn(self._keep_looking())
         links = [link for gang in self._gangs.values() for link in gang.links.values()]
-        await asyncio.gather(*(link.looked.wait() for link in links))
+        # A controller that takes over must answer soon: what needs longer is told when it is there.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(OPEN_WITHIN_S):
+                await asyncio.gather(self._looked.wait(), *(link.looked.wait() for link in links))
+        if looking.done():
+            looking.result()
 
     async def _open_door(self) -> None:
         try:
@@ -295,14 +298,14 @@ class SlurmEngine:
 
     async def _keep_looking(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
-                    await self._look.wait()
             self._look.clear()
             try:
                 await self._look_once()
             except Exception:  # the next look may go better
                 LOG.exception("looking at Slurm")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._look.wait()
 
     async def _look_now(self) -> None:
         """Returns after a look that began after this call."""

@@ -49,6 +49,7 @@ logger = logging.getLogger("thebes.controller")
 
 SNAPSHOT_EVERY = 5000  # journal entries between two snapshots of the ledger
 NODES_WAIT_S = 3.0  # how long a start waits for all nodes before it goes on with those that answered
+SITE_WAIT_S = 0.5
 DECISION_SHARE = 0.2  # at most this share of time goes into decisions when a flood of jobs comes in
 LONGEST_PAUSE_S = 0.25
 LONG_DECISION_S = 0.01
@@ -193,7 +194,8 @@ class Controller:
 
     async def _nodes_up(self) -> list[NodeFacts]:
         """All nodes if they answer soon; else those that do. The rest reports when it can."""
-        deadline = time.monotonic() + NODES_WAIT_S
+        # Agents of this machine start together with us; a site has told what it could when the engine opened.
+        deadline = time.monotonic() + (NODES_WAIT_S if self.config.engine == "local" else SITE_WAIT_S)
         while True:
             nodes = await self.engine.nodes()
             if (nodes and all(node.alive for node in nodes)) or time.monotonic() > deadline:
