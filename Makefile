@@ -80,7 +80,7 @@ bench-rubick: $(READY)
 
 # What it costs to carry a decision out on Slurm (64 nodes) and Ray (4), on clusters made for the purpose.
 bench-engines: $(READY)
-	$(BIN)/python -m benchmarks.engines --out $(OUT)/engines.json
+	$(BIN)/python -m benchmarks.engines --trials --out $(OUT)/engines.json
 
 # All policies on the traces that ship and three networks; under 15 minutes on 2 cores.
 compare-all: $(READY)

@@ -1,10 +1,13 @@
 """`make bench-engines`: what it costs to carry a decision out on Slurm and on Ray, on clusters made for the purpose.
 
-    python -m benchmarks.engines [slurm] [ray] [--out FILE]
+    python -m benchmarks.engines [slurm] [ray] [--trials] [--out FILE]
 
 On each: from the order to all ranks running for a gang on many nodes; jobs started and ended per second, so many at a
 time; CPU time of the whole machine per job. Slurm: 64 nodes of 8 fake GPUs; Ray: 4 nodes of 8. The clusters are those
 of the tests. Nothing else should run on the machine; what did is told by `busy_before`.
+
+With `--trials` also the trials of tests/trials are run (1,000 jobs on Slurm under two policies while parts of it are
+killed, 60 on Ray, the fidelity of 200 jobs), and their figures kept: a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -97,9 +102,21 @@ async def measure(world: World, gang_nodes: int, jobs: int) -> dict[str, Any]:
         }
 
 
+def run_trials(engines: list[str]) -> dict[str, Any]:
+    """The figures of each trial by its name; a trial that fails is an error."""
+    with tempfile.TemporaryDirectory() as folder:
+        trials = [f"tests/trials/test_{name}_trial.py" for name in engines]
+        trials += ["tests/trials/test_slurm_fidelity.py"] if "slurm" in engines else []
+        command = [sys.executable, "-m", "pytest", "-n", "0", "-x", *trials]
+        env = {**os.environ, "THEBES_TRIAL_DIR": folder, "THEBES_REQUIRE": ",".join(engines)}
+        subprocess.run(command, cwd=ROOT, env=env, check=True)
+        return {path.stem: json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))}
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("engines", nargs="*", choices=[*SIZES, []], default=list(SIZES))
+    parser.add_argument("--trials", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
     found: dict[str, Any] = about_this_run()
@@ -109,6 +126,8 @@ def main(argv: list[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as folder, WORLDS[name](Path(folder), nodes) as world:
             found[name] = asyncio.run(measure(world, gang_nodes, jobs))
             print(f"{name}: {json.dumps(found[name])}")
+    if options.trials:
+        found["trials"] = run_trials(options.engines)
     if options.out:
         options.out.write_text(json.dumps(found, indent=2) + "\n")
 
