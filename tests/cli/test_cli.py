@@ -50,6 +50,21 @@ def test_help_does_not_load_the_simulator() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+def test_up_shows_first_things_first(thebes) -> None:
+    text = thebes("up", "--help").out
+    panels = [line.split("─ ")[1].split(" ─")[0] for line in text.splitlines() if line.startswith("╭─")]
+    assert panels == ["Options", "On Slurm or Ray", "What is decided", "As a service"]
+    assert text.index("--engine") < text.index("--partition") < text.index("--grace") < text.index("--tls-cert")
+    for default in ("tiresias-l", "consolidate", "127.0.0.1", "the default"):
+        assert default in text.replace("│\n│", ""), default
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    command = f"{sys.executable} -c 'from thebes.cli import main; main()' policies | true"
+    ran = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
+    assert ran.stderr == ""
+
+
 def test_version(thebes) -> None:
     assert re.fullmatch(r"thebes \d+\.\d+\.\d+\n", thebes("--version").out)
 

@@ -12,7 +12,7 @@ import pytest
 
 from thebes.cli import COMMANDS, build
 from thebes.cli.follow import told_of
-from thebes.cli.jobs import job_table, jobs_page
+from thebes.cli.jobs import _end_of, job_table, jobs_page
 from thebes.cli.nodes import node_table
 from thebes.cli.screen import clean, duration, table
 from thebes.cli.submit import plan_lines
@@ -291,3 +291,18 @@ def test_nodes_in_a_table() -> None:
     gpus = [{"index": 0, "virtual": True, "job": "4"}, {"index": 1, "virtual": True, "job": None}]
     lines = node_table([{"name": "n0", "alive": True, "drained": True, "reason": "fan", "gpus": gpus}])
     assert lines[1].split() == ["n0", "drained", "2", "1", "virtual", "4:0", "fan"]
+
+
+def test_gpus_that_somebody_else_has_are_not_free_and_say_who() -> None:
+    whose = "Slurm job 9 of bob"
+    gpus = [{"index": number, "taken": whose if number in (1, 2) else ""} for number in range(4)]
+    gpus[0]["job"] = "4"
+    gpus[3]["healthy"] = False
+    lines = node_table([{"name": "n1", "alive": True, "drained": False, "reason": "", "gpus": gpus}])
+    assert lines[1].split(maxsplit=6) == ["n1", "up", "4", "0", "GPU", "4:0", f"GPUs 1,2: {whose}; GPU 3: sick"]
+
+
+def test_a_start_that_somebody_was_faster_than_is_no_loss() -> None:
+    detail = "not started: n1 GPU 0 has Slurm job 9 of bob"
+    assert _end_of({"codes": {}, "cause": "lost", "detail": detail}) == detail
+    assert _end_of({"codes": {}, "cause": "lost", "detail": "n1 is gone"}) == "lost, n1 is gone"

@@ -82,6 +82,7 @@ def test_the_outcome_is_told_in_words():
     assert judge([part(-11)], "").detail == "rank 0 was ended by signal 11"
     assert judge([part(cause="launch-failed", detail="no such program")], "").detail == "no such program"
     assert judge([part(cause="launch-failed")], "").detail == "it could not be started"
+    assert judge([part(cause="lost", detail="n1 GPU 0 has bob")], "taken").detail == "not started: n1 GPU 0 has bob"
     assert judge([part(cause="lost", detail="the supervisor vanished")], "").detail == "the supervisor vanished"
     assert judge([part(-9, cause="killed")], "").detail == "its processes were killed from outside"
     assert describe(-9) == "was ended by signal 9"

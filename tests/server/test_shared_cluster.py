@@ -142,6 +142,8 @@ def test_nodes_of_a_site_are_configured_rack_by_rack() -> None:
         (Options(engine="slurm", virtual_gpus=8), "--virtual-gpus and --nodes are for --engine local: Slurm tells"),
         (Options(shared="/tmp/x"), "--home and --shared are for --engine slurm or ray"),
         (Options(engine="slurm", home=":1"), "--home :1: not HOST or HOST:PORT"),
+        (Options(engine="slurm", home="no such host"), "--home no such host: no such host is known"),
+        (Options(engine="slurm", packing=True), "--packing is not for --engine slurm: Slurm gives each GPU to one job"),
         (Options(engine="pbs"), "--engine pbs: there is no such engine"),
     ],
 )

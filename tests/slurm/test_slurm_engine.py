@@ -20,7 +20,7 @@ from slurm_cluster import SlurmCluster, slurm_cluster
 from worlds import Called, Told, opened, processes_of, python
 
 from components import require
-from thebes.engine.contract import GpusTaken, Launch, NodeFacts, Part
+from thebes.engine.contract import GpusTaken, Launch, NodeFacts, Part, Refused
 from thebes.engine.slurm import SlurmEngine
 from thebes.engine.slurm_commands import Group, Request
 
@@ -117,6 +117,42 @@ def test_gpus_of_other_peoples_jobs_are_respected(world: World) -> None:
             await told.until(lambda: not facts_of(told, "n2").gpus[3].taken, "the GPU to be free again")
             await told.engine.launch(launch)  # nothing was left of the first try
             await told.ended(launch, "n2")
+
+    asyncio.run(story())
+
+
+class Unreachable(World):
+    """Nodes are told to call an address that is their own."""
+
+    def engine(self) -> SlurmEngine:
+        found = super().engine()
+        assert isinstance(found, SlurmEngine)
+        found.site = replace(found.site, home_host="127.0.0.1")
+        return found
+
+
+def test_a_node_that_cannot_call_us_is_named_and_left_alone_for_a_while(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thebes.engine.slurm.CALLED_WITHIN_S", 4.0)
+    lost = Unreachable(world.slurm, world.shared)
+
+    async def story() -> None:
+        async with opened(lost) as told:
+            home = told.engine.homes[0]  # type: ignore[attr-defined]
+            launch = at(python(world, "pass"), ("n4", (0,)), ("n3", (0,)))
+            with pytest.raises(Refused) as refused:
+                await told.engine.launch(launch)
+            assert str(refused.value) == (
+                f"no call from node n4 within 4 s ({home}: [Errno 111] Connection refused): nodes must reach {home}; "
+                "if not, name an address of this machine that they do with `thebes up --home`"
+            )
+            await told.until(lambda: all(gpu.taken for gpu in facts_of(told, "n4").gpus), "n4 to be left alone")
+            assert facts_of(told, "n4").gpus[7].taken == f"its node did not call us at {home}"
+            assert not any(gpu.taken for gpu in facts_of(told, "n3").gpus)
+            beside = at(python(world, "pass"), ("n3", (0, 1)))
+            await told.engine.launch(beside)
+            await told.ended(beside, "n3")
 
     asyncio.run(story())
 

@@ -145,7 +145,6 @@ def main() -> None:
         typer.echo("interrupted", err=True)
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has gone, for instance `| head`
-        sys.stderr.close()
         sys.exit(0)
     except Exception as error:
         from thebes.model.errors import UserError
@@ -160,3 +159,13 @@ def main() -> None:
         if error.hint:
             typer.echo(f"  → {error.hint}", err=True)
         sys.exit(2)
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """If nobody reads what is left, Python shall not complain of that when it leaves."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

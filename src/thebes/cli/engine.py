@@ -31,10 +31,10 @@ def check(
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the partition to work in.")] = None,
     reservation: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the reservation to work in.")] = None,
     shared: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Slurm: a folder that all nodes see.  [this one]")
+        Path | None, typer.Option(metavar="DIR", help="Slurm: a folder that all nodes see. Default: this one.")
     ] = None,
     home: Annotated[
-        str | None, typer.Option(metavar="HOST", help="Slurm: where nodes reach us.  [this machine's name]")
+        str | None, typer.Option(metavar="HOST", help="Slurm: where nodes reach us. Default: this machine's name.")
     ] = None,
     address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Ray: the head of the cluster.")] = None,
     output: ShortFormat = ShortOutput.table,

@@ -19,66 +19,132 @@ if TYPE_CHECKING:
 token = typer.Typer(help="Tokens: who may use the cluster.", no_args_is_help=True)
 tenant = typer.Typer(help="Tenants: whose account jobs run on, and how many GPUs they may hold.", no_args_is_help=True)
 
+SITE, DECIDING, SERVING = "On Slurm or Ray", "What is decided", "As a service"
 LEVEL_STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
 def up(
     policy: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Who runs when (see `thebes policies`), or FILE.py:CLASS.  [tiresias-l]"),
+        typer.Option(metavar="NAME", help="Who runs when (`thebes policies`), or FILE.py:CLASS. Default tiresias-l."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Who carries out: local (this machine, the default), slurm or ray."),
+    ] = None,
+    virtual_gpus: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, metavar="N", help="So many virtual GPUs on each node, instead of real ones."),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=1024, metavar="N", help="So many nodes of virtual GPUs. Default 1.")
+    ] = None,
+    folder: Folder = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", rich_help_panel=SITE, help="Slurm: the partition to work in. Default: Slurm's."),
+    ] = None,
+    reservation: Annotated[
+        str | None, typer.Option(metavar="NAME", rich_help_panel=SITE, help="Slurm: the reservation to work in.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", rich_help_panel=SITE, help="Ray: the head of the cluster, or auto."),
+    ] = None,
+    shared: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            rich_help_panel=SITE,
+            help="A folder that all nodes see, for checkpoints and logs. Default: that of --dir.",
+        ),
+    ] = None,
+    home: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST[:PORT]", rich_help_panel=SITE, help="Where nodes reach us. Default: this machine's name."
+        ),
+    ] = None,
+    lease: Annotated[
+        float | None,
+        typer.Option(
+            min=2,
+            metavar="SECONDS",
+            rich_help_panel=SITE,
+            help="How long jobs go on at a node that is cut off. Default 60.",
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the policy; placement.KEY for the placement."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            rich_help_panel=DECIDING,
+            help="A parameter of the policy; placement.KEY for the placement.",
+        ),
     ] = None,
     placement: Annotated[
-        str | None, typer.Option("--placement", "-p", metavar="NAME", help="Where GPUs are taken.  [consolidate]")
+        str | None,
+        typer.Option(
+            "--placement",
+            "-p",
+            metavar="NAME",
+            rich_help_panel=DECIDING,
+            help="Where GPUs are taken (`thebes placements`). Default consolidate.",
+        ),
     ] = None,
-    virtual_gpus: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="So many virtual GPUs on each node, instead of real ones.")
-    ] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, max=1024, help="Nodes, of virtual GPUs.  [1]")] = None,
-    folder: Folder = None,
-    host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Where to listen; others can connect.  [127.0.0.1]")
-    ] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any free one.  [0]")] = None,
-    tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="Certificate (PEM), to listen publicly.")] = None,
-    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Its key (PEM), without a password.")] = None,
     grace: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="From the notice of a preemption to the kill.  [30]")
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            rich_help_panel=DECIDING,
+            help="From the notice of a preemption to the kill. Default 30.",
+        ),
     ] = None,
     packing: Annotated[
         bool | None,
         typer.Option(
             "--packing/--no-packing",
-            help="Put two jobs that allow it on one GPU (MPS) when GPUs are short, as long as it pays.  [no]",
+            rich_help_panel=DECIDING,
+            help="Put two jobs that allow it on one GPU (MPS) when GPUs are short, as long as it pays. Default no.",
         ),
     ] = None,
-    engine: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Who carries out: local, slurm or ray.  [local]")
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", rich_help_panel=SERVING, help="Where to listen; others can connect. Default 127.0.0.1."
+        ),
     ] = None,
-    partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the partition to work in.")] = None,
-    reservation: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the reservation to work in.")] = None,
-    address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Ray: the head of the cluster.")] = None,
-    shared: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Slurm, Ray: a folder that all nodes see.  [the cluster's folder]")
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, metavar="N", rich_help_panel=SERVING, help="Default: any free one, kept from then on."
+        ),
     ] = None,
-    home: Annotated[
-        str | None, typer.Option(metavar="HOST[:PORT]", help="Slurm, Ray: where nodes reach us.  [this machine's name]")
+    tls_cert: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", rich_help_panel=SERVING, help="Certificate (PEM), to listen publicly."),
     ] = None,
-    lease: Annotated[
-        float | None,
-        typer.Option(min=2, metavar="SECONDS", help="Slurm, Ray: how long a node goes on when it is cut off.  [60]"),
+    tls_key: Annotated[
+        str | None, typer.Option(metavar="FILE", rich_help_panel=SERVING, help="Its key (PEM), without a password.")
     ] = None,
     store: Annotated[
-        str | None, typer.Option(metavar="URL", help="postgresql://…, for several controllers.  [a file]")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            rich_help_panel=SERVING,
+            help="postgresql://…, for several controllers (or THEBES_STORE). Default: a file in --dir.",
+        ),
     ] = None,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay until the cluster is taken down: for systemd and the like.")
+        bool,
+        typer.Option(
+            "--foreground", rich_help_panel=SERVING, help="Stay until the cluster is taken down, for systemd."
+        ),
     ] = False,
 ) -> None:
-    """Start a cluster on this machine, or what is missing of it. What is not said stays as it was the last time."""
+    """Start a cluster here or on Slurm or Ray, or what is missing of it. What is not said stays as it was last time."""
     from thebes.node.instance import Instance
     from thebes.server.lifecycle import Options, bring_up
 
@@ -213,8 +279,10 @@ def status(folder: Folder = None, output: ShortFormat = ShortOutput.table) -> No
     if output == ShortOutput.json:
         print_json(state)
         return
-    for name, text, style in _status_lines(state):
-        print(f"{paint(f'{name:<11}', 'dim')}{paint(text, style)}")
+    lines = _status_lines(state)
+    width = max(len(name) for name, _, _ in lines) + 1
+    for name, text, style in lines:
+        print(f"{paint(name.ljust(width), 'dim')}{paint(text, style)}")
 
 
 def _count(total: int, missing: list[str], what: str) -> tuple[str, str]:

@@ -323,6 +323,8 @@ def _ran_in(attempt: dict[str, Any], now_s: float) -> float:
 def _end_of(attempt: dict[str, Any]) -> str:
     codes = attempt["codes"]
     bad = {rank: code for rank, code in codes.items() if code != 0}
+    if str(attempt["detail"]).startswith("not started"):  # nothing of it was ever there to be lost
+        return str(attempt["detail"])
     words = [attempt["cause"]] if attempt["cause"] else []
     if bad:
         rank, code = next(iter(bad.items()))

@@ -33,9 +33,9 @@ def node_table(found: list[dict[str, Any]]) -> list[str]:
             for job in holders(gpu):
                 held.setdefault(job, []).append(str(gpu["index"]))
         names = sorted({_kind(gpu) for gpu in gpus})
-        free = sum(1 for gpu in gpus if not holders(gpu))
+        free = sum(1 for gpu in gpus if is_free(gpu))
         jobs = "  ".join(f"{job}:{','.join(places)}" for job, places in held.items())
-        reason = str(node.get("reason") or node.get("detail") or "")
+        reason = str(node.get("reason") or node.get("detail") or "") or "; ".join(_others(gpus))
         rows.append([node["name"], node_state(node), str(len(gpus)), str(free), "/".join(names), jobs or "–", reason])
     columns = ["NODE", "STATE", "GPUS", "FREE", "TYPE", "JOB:GPUS", "REASON"]
     return table(columns, rows, right=("GPUS", "FREE"), width=terminal_width(), style=coloured(1, NODE_STYLES))
@@ -52,6 +52,21 @@ def holders(gpu: dict[str, Any]) -> list[str]:
     if gpu.get("job"):
         return [str(gpu["job"])]
     return ["?"] if gpu.get("busy") else []
+
+
+def is_free(gpu: dict[str, Any]) -> bool:
+    return not holders(gpu) and not gpu.get("taken") and bool(gpu.get("healthy", True))
+
+
+def _others(gpus: list[dict[str, Any]]) -> list[str]:
+    """What keeps GPUs from us: somebody else's work, or that they are sick."""
+    found: dict[str, list[str]] = {}
+    for gpu in gpus:
+        if not holders(gpu):
+            why = str(gpu.get("taken") or "") or ("" if gpu.get("healthy", True) else "sick")
+            if why:
+                found.setdefault(why, []).append(str(gpu["index"]))
+    return [f"GPU{'s' if len(places) > 1 else ''} {','.join(places)}: {why}" for why, places in found.items()]
 
 
 def _kind(gpu: dict[str, Any]) -> str:

@@ -142,6 +142,8 @@ def _gpu_map(nodes: list[dict[str, Any]]) -> RenderableType:
                 cells.append(Text("✗", style="red"))
             elif held:
                 cells.append(Text("+".join(held), style=f"reverse {colour_of(held[0])}"))
+            elif gpu.get("taken"):  # by somebody whose work is not ours
+                cells.append(Text("×", style="yellow"))
             else:
                 cells.append(Text("·", style="dim"))
         grid.add_row(*cells)

@@ -74,6 +74,7 @@ KILLED_WITHIN_S = 5.0  # or Slurm does it
 GONE_S = 2.0  # after which a Slurm job that is over has told all it will: file systems are slow at times
 CLEANING_S = 10.0  # GPUs of a Slurm job that does not go away count as taken from then on
 WITHHELD_S = 15.0  # so long we do not ask again for what Slurm did not give
+UNHEARD_S = 60.0  # so long nothing is started on a node whose step did not call
 CLOSE_S = 5.0  # for allocations to go back
 UNKNOWN_PORT = 987_654_321  # stands for MASTER_PORT until a step has found a free one
 UNKNOWN_ADDRESS = "thebes-master-address"
@@ -708,14 +709,28 @@ class SlurmEngine:
             silent = [node for node, link in gang.links.items() if not link.ready.is_set()]
             own_words = self.shared.attempt(silent[0], gang).path / "supervisor.log" if silent else log
             said = await asyncio.to_thread(_last_line, own_words) or await asyncio.to_thread(_last_line, log)
-            what = "srun ended" if ended.done() else f"no call within {CALLED_WITHIN_S:g} s"
+            where = f"node{'s' if len(silent) > 1 else ''} {', '.join(silent[:5])}{', …' if len(silent) > 5 else ''}"
+            if ended.done():
+                raise Refused(f"the step did not come up on {where}: srun ended ({said or 'without a word'})")
+            self._avoid(silent, gang)
             raise Refused(
-                f"the step did not come up on node {', '.join(silent[:5])}: {what} ({said or 'without a word'})"
+                f"no call from {where} within {CALLED_WITHIN_S:g} s ({said or 'without a word'}): nodes must reach "
+                f"{self.homes[0]}; if not, name an address of this machine that they do with `thebes up --home`"
             )
         finally:
             called.cancel()
             ended.cancel()
             await asyncio.gather(called, ended, return_exceptions=True)
+
+    def _avoid(self, nodes: Iterable[str], gang: Gang) -> None:
+        """Steps there cannot call us: for a while nothing is started on these nodes, or all jobs would try in turn."""
+        until = asyncio.get_running_loop().time() + UNHEARD_S
+        others = [part for _, other in self._allocated() if other is not gang for part in other.parts]
+        held = {(part.node, number) for part in others for number in part.gpus}
+        why = f"its node did not call us at {self.homes[0]}"
+        every = [(node, gpu.index) for node in nodes for gpu in self._facts[node].gpus]
+        self._withheld |= dict.fromkeys([gpu for gpu in every if gpu not in held], (until, why))
+        self._look.set()
 
     async def _await_srun(self, gang: Gang, process: subprocess.Popen[bytes]) -> None:
         loop, gone = asyncio.get_running_loop(), asyncio.Event()

@@ -99,6 +99,7 @@ class Line:
         self.epoch = 0  # the newest leader heard of
         self.nonce = ""
         self.trouble = ""
+        self.ever = False  # whether a controller has ever opened
         self.known: dict[str, tuple[Any, ...]] = {}  # address of each home, once found
         self.resolve_at: dict[str, float] = {}
 
@@ -201,6 +202,7 @@ class Line:
         self.unsent += dump({"proof": shaken.caller_proof}).encode() + b"\n"
         self.seal = seal.Seal(shaken.session, is_door=False)
         self.state, self.pause_s, self.give_up_at = "talking", AGAIN_FIRST_S, now + SILENT_S
+        self.ever = True
 
     def say(self, message: Message) -> None:
         if self.state == "talking":
@@ -218,7 +220,12 @@ class Line:
         if self.socket is not None:
             self.socket.close()
         self.socket = self.seal = None
-        self.state, self.rest, self.unsent, self.trouble = "away", b"", b"", why
+        if not self.ever and self.homes:  # the engine reads this when it has waited in vain
+            told = f"{self.homes[(self.turn - 1) % len(self.homes)]}: {why}"
+            if told != self.trouble:
+                self.trouble = told
+                os.write(2, (told + "\n").encode())
+        self.state, self.rest, self.unsent = "away", b"", b""
         # Every home is tried before there is a pause.
         last = self.turn % max(1, len(self.homes)) == 0
         self.dial_at = now + (self.pause_s if last else 0.0)

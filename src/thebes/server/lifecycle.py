@@ -123,6 +123,11 @@ def wanted_config(saved: Config | None, options: Options, *, ask_site: bool = Tr
     }
     values.update({key: value for key, value in told.items() if value is not None})
     _check_engine_options(str(values.get("engine", "local")), options)
+    if values.get("engine") == "slurm" and values.get("packing"):
+        raise UserError(
+            "--packing is not for --engine slurm: Slurm gives each GPU to one job at a time",
+            hint="leave it out, or say --no-packing",
+        )
     if values.get("engine", "local") == "local":
         values["nodes"] = [node.model_dump() for node in _wanted_nodes(saved, options)]
     else:
@@ -167,6 +172,13 @@ def _called_at(values: dict[str, Any], options: Options) -> dict[str, Any]:
             host = options.home.strip("[]")
         if not host or port > 65535:
             raise UserError(f"--home {options.home}: not HOST or HOST:PORT", hint="for instance --home login1:7400")
+        try:
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            raise UserError(
+                f"--home {options.home}: no such host is known",
+                hint="name this machine as the nodes of the cluster know it, or one of its addresses",
+            ) from None
     if not port:
         with socket.socket() as probe:
             probe.bind(("", 0))
@@ -402,7 +414,8 @@ def _make_shared(config: Config) -> None:
             for folder in (path, path / "jobs", path / "nodes"):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise explain(error, path, "cannot be made") from error
+            told = explain(error, path, "cannot be made")
+            raise UserError(told.message, hint=told.hint.replace("--dir", "--shared")) from error
 
 
 def wait_for_keeper(instance: Instance) -> bool:

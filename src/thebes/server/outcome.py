@@ -17,6 +17,7 @@ Kind = Literal["completed", "preempted", "failed", "timeout", "cancelled", "lost
 # Why an incarnation was asked to stop; empty: it was not.
 Why = Literal["", "preempt", "migrate", "hold", "requeue", "cancel", "shutdown", "gang", "taken"]
 TAKEN_DOWN = (-15, -9)  # how a rank ends that is stopped because of another
+NOT_STARTED = "not started: "
 RESUMABLE = ("preempt", "migrate", "hold", "requeue", "shutdown", "taken")
 
 
@@ -42,6 +43,8 @@ def judge(parts: Collection[Report], why: Why) -> Outcome:
         return Outcome("timeout", _first_failure(codes), "it reached its time limit", saved=_saved(codes))
     if _saved(codes):
         return Outcome("preempted", PREEMPTED_EXIT_CODE, "it saved its state and made room", saved=True)
+    if why == "taken":
+        return Outcome("preempted", None, NOT_STARTED + next((part.detail for part in parts), ""), saved=False)
     if why in RESUMABLE:
         return Outcome("preempted", _first_failure(codes), "it was stopped before it had saved", saved=False)
     own = [(rank, code) for part in parts if part.cause == "exit" for rank, code in part.codes.items() if code != 0]
