@@ -17,9 +17,9 @@ from thebes.engine.contract import Launch, Refused
 
 NEVER_ENDS = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.05)"
 SAVES = """
-import signal, sys, time
+import os, signal, time
 def save(*_):
-    print("saved", flush=True); sys.exit(85)
+    os.write(1, b"saved\\n"); os._exit(85)
 signal.signal(signal.SIGUSR1, save)
 print("ready", flush=True)
 while True: time.sleep(0.05)
