@@ -148,13 +148,39 @@ def test_a_node_that_cannot_call_us_is_named_and_left_alone_for_a_while(
                 "if not, name an address of this machine that they do with `thebes up --home`"
             )
             await told.until(lambda: all(gpu.taken for gpu in facts_of(told, "n4").gpus), "n4 to be left alone")
-            assert facts_of(told, "n4").gpus[7].taken == f"its node did not call us at {home}"
+            assert facts_of(told, "n4").gpus[7].taken == f"a step on its node did not call us at {home}"
             assert not any(gpu.taken for gpu in facts_of(told, "n3").gpus)
             beside = at(python(world, "pass"), ("n3", (0, 1)))
             await told.engine.launch(beside)
             await told.ended(beside, "n3")
 
     asyncio.run(story())
+
+
+def test_a_node_that_does_not_see_the_shared_folder_is_named(world: World, tmp_path: Path) -> None:
+    world.slurm.kill_slurmd("n3")
+    hide = f"mount -t tmpfs none {world.shared}; exec slurmd -D -N n3 -f {world.slurm.conf}"
+    world.slurm._host.ask(start="slurmd-n3", argv=["unshare", "-m", "bash", "-c", hide])
+    world.slurm.until(lambda: world.slurm.states()["n3"] == "idle", "n3")
+
+    async def story() -> None:
+        async with opened(world) as told:
+            launch = at(python(world, "pass"), ("n3", (0,)), ("n1", (0,)))
+            began = time.monotonic()
+            with pytest.raises(Refused) as refused:
+                await told.engine.launch(launch)
+            assert time.monotonic() - began < 20  # srun has said so: nobody waits for a call
+            assert str(refused.value).startswith("the step did not come up on node n3 (")
+            assert "No such file or directory): nodes must see " in str(refused.value)
+            assert str(world.shared) in str(refused.value)
+            assert "thebes up --shared" in str(refused.value)
+
+    try:
+        asyncio.run(story())
+    finally:
+        world.slurm.kill_slurmd("n3")
+        world.slurm.start_slurmd("n3")
+        world.slurm.until(world.slurm.all_idle, "n3 as before")
 
 
 def test_drains_are_followed(world: World) -> None:

@@ -76,6 +76,7 @@ CLEANING_S = 10.0  # GPUs of a Slurm job that does not go away count as taken fr
 WITHHELD_S = 15.0  # so long we do not ask again for what Slurm did not give
 UNHEARD_S = 60.0  # so long nothing is started on a node whose step did not call
 CLOSE_S = 5.0  # for allocations to go back
+OVER = "Exited with exit code"  # so srun tells of a task
 UNKNOWN_PORT = 987_654_321  # stands for MASTER_PORT until a step has found a free one
 UNKNOWN_ADDRESS = "thebes-master-address"
 
@@ -703,31 +704,47 @@ class SlurmEngine:
         called = asyncio.gather(*(link.ready.wait() for link in gang.links.values()))
         ended = asyncio.ensure_future(gang.srun_ended.wait())
         try:
-            await asyncio.wait([called, ended], timeout=CALLED_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+            deadline = asyncio.get_running_loop().time() + CALLED_WITHIN_S
+            failed = False
+            while not called.done() and not ended.done() and not failed:
+                left_s = deadline - asyncio.get_running_loop().time()
+                if left_s <= 0:
+                    break
+                await asyncio.wait([called, ended], timeout=min(1.0, left_s), return_when=asyncio.FIRST_COMPLETED)
+                failed = await asyncio.to_thread(_has_failed, log)
             if called.done():
                 return
-            silent = [node for node, link in gang.links.items() if not link.ready.is_set()]
-            own_words = self.shared.attempt(silent[0], gang).path / "supervisor.log" if silent else log
-            said = await asyncio.to_thread(_last_line, own_words) or await asyncio.to_thread(_last_line, log)
-            where = f"node{'s' if len(silent) > 1 else ''} {', '.join(silent[:5])}{', …' if len(silent) > 5 else ''}"
-            if ended.done():
-                raise Refused(f"the step did not come up on {where}: srun ended ({said or 'without a word'})")
-            self._avoid(silent, gang)
-            raise Refused(
-                f"no call from {where} within {CALLED_WITHIN_S:g} s ({said or 'without a word'}): nodes must reach "
-                f"{self.homes[0]}; if not, name an address of this machine that they do with `thebes up --home`"
-            )
+            raise await self._unheard(gang, log, failed=failed or ended.done())
         finally:
             called.cancel()
             ended.cancel()
             await asyncio.gather(called, ended, return_exceptions=True)
 
+    async def _unheard(self, gang: Gang, log: Path, *, failed: bool) -> Refused:
+        """Steps have not called: which, why, and what to do about it."""
+        silent = [node for node, link in gang.links.items() if not link.ready.is_set()]
+        own_words = [self.shared.attempt(node, gang).path / "supervisor.log" for node in silent]
+        said = await asyncio.to_thread(lambda: next(filter(None, map(_last_line, own_words)), ""))
+        said_srun = await asyncio.to_thread(_last_line, log)
+        where = f"node{'s' if len(silent) > 1 else ''} {', '.join(silent[:5])}{', …' if len(silent) > 5 else ''}"
+        if silent and not gang.srun_ended.is_set():
+            self._avoid(silent, gang)
+        if failed and not said:
+            return Refused(
+                f"the step did not come up on {where} ({said_srun or 'without a word'}): nodes must see "
+                f"{self.site.shared_dir} and {self.site.python}; `thebes up --shared` names another folder"
+            )
+        return Refused(
+            f"no call from {where} within {CALLED_WITHIN_S:g} s ({said or said_srun or 'without a word'}): nodes must "
+            f"reach {self.homes[0]}; if not, name an address of this machine that they do with `thebes up --home`"
+        )
+
     def _avoid(self, nodes: Iterable[str], gang: Gang) -> None:
-        """Steps there cannot call us: for a while nothing is started on these nodes, or all jobs would try in turn."""
+        """Steps there cannot run or call us: for a while nothing is started there, or all jobs would try in turn."""
         until = asyncio.get_running_loop().time() + UNHEARD_S
         others = [part for _, other in self._allocated() if other is not gang for part in other.parts]
         held = {(part.node, number) for part in others for number in part.gpus}
-        why = f"its node did not call us at {self.homes[0]}"
+        why = f"a step on its node did not call us at {self.homes[0]}"
         every = [(node, gpu.index) for node in nodes for gpu in self._facts[node].gpus]
         self._withheld |= dict.fromkeys([gpu for gpu in every if gpu not in held], (until, why))
         self._look.set()
@@ -904,10 +921,19 @@ def _start_apart(job: int, args: list[str], env: dict[str, str], log: Path) -> s
         )
 
 
+def _has_failed(log: Path) -> bool:
+    """Whether srun tells that a task has ended."""
+    with suppress(OSError):
+        return OVER in log.read_text("utf-8", "replace")
+    return False
+
+
 def _last_line(path: Path) -> str:
+    """What was said last, but for srun's own words that something has ended."""
     with suppress(OSError):
         lines = path.read_text("utf-8", "replace").strip().splitlines()
-        return lines[-1][:300] if lines else ""
+        telling = [line for line in lines if OVER not in line]
+        return (telling or lines or [""])[-1][:300]
     return ""
 
 
