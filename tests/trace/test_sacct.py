@@ -356,6 +356,7 @@ def test_bad_files(tmp_path):
         read_history("x", tenant="acount")
 
 
+@pytest.mark.slow
 def test_a_million_lines_take_seconds(tmp_path):
     """Here a fifth of that, so that the suite stays quick: linear, and well under a minute for the whole."""
     path = tmp_path / "large.txt"

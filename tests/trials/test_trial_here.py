@@ -8,6 +8,7 @@ import pytest
 from trial import Mischief, Trial
 
 
+@pytest.mark.slow
 def test_a_small_trial_on_this_machine(tmp_path: Path) -> None:
     trial = Trial(tmp_path)
     try:
