@@ -107,3 +107,14 @@ def test_a_network_file_system_is_recognised(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(doctor, "file_system_of", lambda _: "nfs4")
     findings = list(check_folder(instance))
     assert any("network file system (nfs4)" in finding.found for finding in findings)
+
+
+def test_on_slurm_gpus_and_agents_are_not_looked_for_here(instance: Instance) -> None:
+    nodes = [NodeConfig(name=name, gpus=8) for name in ("n1", "n2")]
+    save(instance.config, Config(nodes=nodes, engine="slurm"))
+    with instance.hold_lock("keeper"), instance.hold_lock("controller"):
+        found = {finding.check: finding for finding in examine(instance)}
+    assert found["gpu"].level == "ok"
+    assert "thebes engine check slurm" in found["gpu"].found
+    assert found["instance"].found == "policy tiresias-l, 2 nodes of Slurm, 16 GPUs"
+    assert "agent" not in found["running"].found

@@ -137,6 +137,16 @@ def test_status_tells_what_runs(running: Cluster) -> None:
     assert "0 of 8 busy (virtual)" in told
 
 
+def test_a_backup_says_of_what_and_does_not_go_onto_a_running_cluster(running: Cluster, tmp_path: Path, thebes) -> None:
+    file, folder = tmp_path / "monday.thebes", running.instance.dir
+    assert running.run("backup", file).out == f"backup of {folder} written: {file}, 0.2 MiB\n"
+    refused = running.run("restore", file)
+    assert refused.code == 2
+    assert f"the cluster in {folder} runs" in refused.err
+    told = thebes("restore", file, "--dir", tmp_path / "new")
+    assert told.out == f"restored into {tmp_path / 'new'}: 0 jobs. `thebes up` goes on with them.\n"
+
+
 def test_what_is_secret_is_for_the_owner_alone(running: Cluster) -> None:
     assert stat.S_IMODE(running.instance.dir.stat().st_mode) == 0o700
     for path in (running.instance.token, running.instance.config, running.instance.store):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 from cluster_in_a_test import ADMIN, live_cluster
+from sqlalchemy import select
 
+from thebes.server import schema
 from thebes.server.config import NodeConfig
 from thebes.server.spec import JobSpec
 
@@ -215,5 +218,22 @@ def test_the_controller_rests_while_the_cluster_goes_down(tmp_path):
             assert not going.done()
             c.engine.end(job, 1, 85)
             assert (await going)["stopped"] == [job]
+
+    run(story())
+
+
+def test_when_the_cluster_has_gone_down_the_store_knows_how_jobs_ended(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            job = await c.submit(1)
+            going = asyncio.ensure_future(c.controller.shutdown("checkpoint"))
+            await c.quiet()
+            slow = c.controller.store.change(lambda _: time.sleep(0.3), must=True)  # a database far away
+            c.engine.end(job, 1, 85)
+            await going
+            with c.controller.store.read() as connection:
+                (attempt,) = connection.execute(select(schema.attempts)).all()
+            assert attempt.ended_s is not None
+            await slow
 
     run(story())

@@ -21,10 +21,12 @@ def backup(
     from thebes.node.instance import Instance
     from thebes.server.backup import save
     from thebes.server.config import load
+    from thebes.server.lifecycle import shown_store
 
     instance = Instance.at(folder)
-    size = save(load(instance.config).store or instance.store, file.absolute())
-    print(f"backup written: {file}, {size / (1 << 20):.1f} MiB")
+    store = load(instance.config).store
+    size = save(store or instance.store, file.absolute())
+    print(f"backup of {shown_store(store) or instance.dir} written: {file}, {size / (1 << 20):.1f} MiB")
 
 
 def restore(
@@ -43,7 +45,7 @@ def restore(
     from thebes.server.backup import restore as put_back
     from thebes.server.config import load
     from thebes.server.database import POSTGRES_SCHEMES
-    from thebes.server.lifecycle import living_parts
+    from thebes.server.lifecycle import living_parts, shown_store
 
     if store is not None:
         hide_password(store)
@@ -59,4 +61,4 @@ def restore(
             raise UserError(f"the cluster in {instance.dir} runs", hint="`thebes down --keep-jobs` first: jobs go on")
         store = load(instance.config).store if instance.exists else ""
     jobs = put_back(file, store or instance.store, force=force)
-    print(f"restored: {plural(jobs, 'job')}. `thebes up` goes on with them.")
+    print(f"restored into {shown_store(store) or instance.dir}: {plural(jobs, 'job')}. `thebes up` goes on with them.")

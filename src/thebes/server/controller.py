@@ -687,6 +687,7 @@ class Controller:
             self.core.jobs[job].attempts for job in stopped if job in self.core.jobs
         ):
             await asyncio.sleep(0.02)
+        await self._ask(lambda _: None)  # how they ended is in the store: whoever asks for it now is told
         if isinstance(self.engine, Retires):
             await self.engine.retire()
         return {"mode": mode, "stopped": stopped}

@@ -22,7 +22,7 @@ from typing import Literal
 
 from thebes.model.errors import UserError
 from thebes.node.instance import Instance
-from thebes.server.config import check_listening, load
+from thebes.server.config import Config, check_listening, load
 
 Level = Literal["ok", "warning", "problem"]
 
@@ -92,6 +92,9 @@ def check_kernel(instance: Instance) -> Iterator[Finding]:
 def check_gpu(instance: Instance) -> Iterator[Finding]:
     from thebes.node.gpus import discover
 
+    if instance.exists and (engine := load(instance.config).engine) != "local":
+        yield Finding("gpu", "ok", f"on the nodes of {engine.capitalize()}: `thebes engine check {engine}` looks there")
+        return
     try:
         gpus = discover()
     except UserError as error:
@@ -301,7 +304,12 @@ def check_config(instance: Instance) -> Iterator[Finding]:
         return
     config = load(instance.config)
     check_listening(config)
-    yield Finding("instance", "ok", f"policy {config.policy}, {len(config.nodes)} node(s), {config.gpus} GPUs")
+    yield Finding("instance", "ok", f"policy {config.policy}, {_nodes(config)}, {config.gpus} GPUs")
+
+
+def _nodes(config: Config) -> str:
+    of = "" if config.engine == "local" else f" of {config.engine.capitalize()}"
+    return f"{len(config.nodes)} node{'' if len(config.nodes) == 1 else 's'}{of}"
 
 
 def check_processes(instance: Instance) -> Iterator[Finding]:
@@ -309,7 +317,9 @@ def check_processes(instance: Instance) -> Iterator[Finding]:
 
     if not instance.exists:
         return
-    expected = {"keeper", "controller", *(f"agent-{name}" for name in load(instance.config).node_names)}
+    config = load(instance.config)
+    agents = config.node_names if config.engine == "local" else []  # Slurm or Ray start what is needed
+    expected = {"keeper", "controller", *(f"agent-{name}" for name in agents)}
     alive = living_parts(instance)
     missing = sorted(expected - set(alive))
     if not alive:
