@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from thebes.engine.contract import Listener, NodeChange, Report
 from thebes.engine.home import Home, SealedReader, SealedWriter, parse_address
 from thebes.engine.link import CALLED_DOWN_AFTER_S, Link
 from thebes.node.clock import boot_s
+from thebes.node.lease import over_s
 
 KEY = bytes(range(32))
 NEVER_ENDS = "while true; do sleep 0.05; done"
@@ -175,7 +177,7 @@ def test_a_job_that_is_cut_off_is_asked_to_save_and_then_killed(folder: Path) ->
             return {job: await cluster.ended(job) for job in ("1", "2")}
 
     port = free_port()
-    with calling_agent(folder, f"127.0.0.1:{port}", lease_s=2.0):
+    with calling_agent(folder, f"127.0.0.1:{port}", lease_s=60.0):  # the shorter one that it is told holds at once
         pid = asyncio.run(start(port))
         gone_s = boot_s()
         until(lambda: not alive(pid))
@@ -220,6 +222,124 @@ def test_a_frozen_agent_is_down_and_back_when_it_goes_on(folder: Path, monkeypat
 
     port = free_port()
     with calling_agent(folder, f"127.0.0.1:{port}", lease_s=3.0) as agent:
+        asyncio.run(test(port, agent))
+
+
+async def running_job(port: int, folder: Path, lease_s: float) -> int:
+    """Start a job that never ends, and leave without a word; the pid of its rank."""
+    async with at_home(folder, port=port, lease_s=lease_s) as cluster:
+        await cluster.until(lambda: up(cluster))
+        await cluster.engine.launch(shell("1", NEVER_ENDS))
+        await cluster.report("1", "running")
+        return cluster.state("1")["pids"]["0"]
+
+
+def dead_by(pid: int, at_s: float) -> None:
+    """The job is gone before a controller may take it for lost."""
+    while alive(pid):
+        assert boot_s() < at_s, "it lives longer than its lease"
+        asyncio.run(asyncio.sleep(0.02))
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_jobs_end_with_the_lease_of_their_node_also_when_its_agent_is_frozen_or_dead(
+    folder: Path, number: signal.Signals
+) -> None:
+    port = free_port()
+    with calling_agent(folder, f"127.0.0.1:{port}") as agent:
+        pid = asyncio.run(running_job(port, folder, 3.0))
+        os.kill(agent.pid, number)
+        gone_s = boot_s()
+        dead_by(pid, gone_s + over_s(3.0))
+        assert boot_s() - gone_s > 3.0
+        path = folder / "nodes/n0/attempts/1.1/state.json"
+        state = until(lambda: (found := json.loads(path.read_text()))["state"] == "exited" and found)
+        assert (state["cause"], state["detail"].split(":")[0]) == ("lost", "cut off")
+
+
+def test_a_new_agent_gets_no_new_lease_and_obeys_no_older_leader(folder: Path) -> None:
+    port = free_port()
+    with calling_agent(folder, f"127.0.0.1:{port}", lease_s=60.0) as agent:
+        pid = asyncio.run(running_job(port, folder, 4.0))
+        gone_s = boot_s()
+        asyncio.run(asyncio.sleep(3.0))
+        os.kill(agent.pid, signal.SIGKILL)
+        agent.wait()
+        with calling_agent(folder, f"127.0.0.1:{port}", lease_s=60.0):
+            dead_by(pid, gone_s + over_s(4.0))
+
+            async def too_old() -> None:
+                async with at_home(folder, port=port, epoch=0) as old:
+                    await old.until(lambda: any(isinstance(one, NodeChange) for one in old.heard), 10)
+                    assert not up(old)
+
+            asyncio.run(too_old())
+
+
+def test_an_agent_that_wakes_up_late_does_not_do_what_it_was_told_long_ago(folder: Path) -> None:
+    async def told_in_vain(port: int, agent: subprocess.Popen[bytes]) -> None:
+        async with at_home(folder, port=port, lease_s=2.0) as cluster:
+            await cluster.until(lambda: up(cluster))
+            os.kill(agent.pid, signal.SIGSTOP)
+            with pytest.raises((OSError, TimeoutError)):
+                await cluster.engine.launch(shell("1", NEVER_ENDS))
+
+    port = free_port()
+    with calling_agent(folder, f"127.0.0.1:{port}") as agent:
+        asyncio.run(told_in_vain(port, agent))
+        os.kill(agent.pid, signal.SIGCONT)
+        log = folder / "log" / "agent-n0.jsonl"
+        until(lambda: "has been cut off: nothing starts there until a controller is back" in log.read_text())
+        assert not (folder / "nodes/n0/attempts/1.1").exists()
+
+        async def back() -> None:
+            async with at_home(folder, port=port, lease_s=2.0) as cluster:
+                await cluster.until(lambda: up(cluster))
+                await cluster.engine.launch(shell("1", "exit 3"))
+                assert (await cluster.ended("1")).codes == {0: 3}
+
+        asyncio.run(back())
+
+
+def test_nodes_that_were_left_on_purpose_go_on_until_a_controller_is_back(folder: Path) -> None:
+    async def start_and_leave(port: int) -> int:
+        async with at_home(folder, port=port, lease_s=1.0) as cluster:
+            await cluster.until(lambda: up(cluster))
+            await cluster.engine.launch(shell("1", NEVER_ENDS))
+            await cluster.report("1", "running")
+            await cluster.engine.leave()
+            await asyncio.sleep(1.0)  # it is still there for a moment, and pings
+            return cluster.state("1")["pids"]["0"]
+
+    async def be_back(port: int) -> None:
+        async with at_home(folder, port=port, lease_s=1.0) as cluster:
+            await cluster.report("1", "running")
+
+    port = free_port()
+    with calling_agent(folder, f"127.0.0.1:{port}"):
+        pid = asyncio.run(start_and_leave(port))
+        asyncio.run(asyncio.sleep(over_s(1.0) + 0.5))
+        assert alive(pid)
+        asyncio.run(be_back(port))
+        dead_by(pid, boot_s() + over_s(1.0))
+
+
+def test_an_agent_that_does_not_answer_does_not_look_like_one_that_knows_nothing(folder: Path) -> None:
+    async def test(port: int, agent: subprocess.Popen[bytes]) -> None:
+        async with at_home(folder, port=port) as cluster:
+            await cluster.until(lambda: up(cluster))
+            await cluster.engine.launch(shell("1", NEVER_ENDS))
+            os.kill(agent.pid, signal.SIGSTOP)
+            assert [one.job_id for one in await cluster.engine.reports()] == ["1"]
+            os.kill(agent.pid, signal.SIGCONT)
+            await cluster.engine.kill("1", 1)
+            assert [one.cause for one in await cluster.engine.reports()] in ([""], ["killed"])
+            await cluster.ended("1")
+            await cluster.engine.forget("1", 1)
+            assert await cluster.engine.reports() == []
+
+    port = free_port()
+    with calling_agent(folder, f"127.0.0.1:{port}") as agent:
         asyncio.run(test(port, agent))
 
 

@@ -92,15 +92,21 @@ def test_word_from_the_controller_renews_it_and_a_second_time_it_warns_again() -
     lease.renew(113.0)
     assert lease.verdict(118.0) == "held"
     assert lease.verdict(125.0) == "notice"
-    lease.renew(90.0)  # an old answer of the head changes nothing but the warning
+    lease.renew(90.0)  # an old answer of the head changes nothing
     assert lease.silent_s(125.0) == 12.0
+    assert lease.verdict(126.0) == "held"  # told once
 
 
 def test_a_node_that_was_left_on_purpose_waits_for_that_long_and_then_its_lease() -> None:
-    lease = Lease(12.0, 0.0)
-    lease.park(1000.0, 4.0)
+    lease = Lease(12.0, 4.0)
+    lease.park(1000.0)
+    lease.renew(5.0)  # he was about to go
     assert verdicts(lease, 4.0, 1009.0) == []
+    assert lease.over_at_s == 1004.0 + 18.0
     assert [verdict for _, verdict in verdicts(lease, 1009.0, 1023.0)] == ["ask", "ask", "ask", "notice", "kill"]
-    lease.park(1000.0, 4.0)
-    lease.renew(50.0)  # somebody is back: the ordinary lease holds again
+    lease = Lease.resumed(*lease.kept())  # another agent goes on with it
+    assert lease.verdict(1003.0) == "held"
+    lease.greet()  # somebody is back
+    assert lease.verdict(1003.0) == "held"
+    lease.renew(50.0)  # and has heard of us: the ordinary lease holds again
     assert lease.verdict(68.0) == "kill"

@@ -73,17 +73,12 @@ class AgentEngine:
         return [link.facts for link in self._links.values()]
 
     async def reports(self) -> list[Report]:
-        """Of the nodes that can be reached: for the others there is a NodeChange."""
-        links = list(self._links.values())
-        answers = await asyncio.gather(*(link.call("list", {}) for link in links), return_exceptions=True)
-        found: list[Report] = []
-        for link, answer in zip(links, answers, strict=True):
-            if isinstance(answer, OSError | TimeoutError):
-                continue
-            if isinstance(answer, BaseException):
-                raise answer
-            found += [link.report_from(one) for one in answer]
-        return found
+        """Of the nodes that count as up: for the others there is a NodeChange.
+
+        They tell everything when they are met and every change after that, so nobody is asked: one who is slow to
+        answer must not look like one who knows nothing.
+        """
+        return [report for link in self._links.values() if link.told_alive for report in link.reports.values()]
 
     async def launch(self, launch: Launch) -> None:
         """All parts or none. If one cannot start, the others end with "launch-failed" as it does."""
@@ -99,11 +94,14 @@ class AgentEngine:
             return_exceptions=True,
         )
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
-        failed = [
-            wire.report_from_dict(answer)
-            for answer in answers
-            if not isinstance(answer, BaseException) and answer["cause"] == "launch-failed"
+        told = [
+            link.report_from(answer)
+            for link, answer in zip(links, answers, strict=True)
+            if not isinstance(answer, BaseException)
         ]
+        for report in told:
+            self._links[report.node].reports.setdefault(key, report)
+        failed = [report for report in told if report.cause == "launch-failed"]
         if len(links) > 1 and (errors or failed):
             why = str(errors[0]) if errors else f"{failed[0].node}: {failed[0].detail}"
             await self._kill_parts(launch, because=f"{GANG_NOT_STARTED}: {why}")
@@ -142,7 +140,10 @@ class AgentEngine:
         await self._each("resume", job_id, incarnation, SUSPEND_S, mechanism=mechanism)
 
     async def forget(self, job_id: str, incarnation: int) -> None:
+        nodes = self._nodes_of(job_id, incarnation)
         await self._each("forget", job_id, incarnation)
+        for node in nodes:
+            self._link(node).reports.pop((job_id, incarnation), None)
         self._where.pop((job_id, incarnation), None)
 
     async def read_log(self, job_id: str, incarnation: int, rank: int, offset: int, limit: int) -> tuple[bytes, int]:

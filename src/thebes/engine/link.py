@@ -55,7 +55,9 @@ class Link:
         self.ping_every_s: float | None = None  # None: PING_EVERY_S
         self.greeting: dict[str, Any] = {}  # what he is told with `hello`
         self.facts = NodeFacts(node, (), alive=False, detail=f"{self.who} has not been reached yet")
+        self.reports: dict[tuple[str, int], Report] = {}  # the newest of each incarnation that he knows
         self.told_alive: bool | None = None
+        self.greeted = False  # he has heard us since we began, so he goes by the lease that we have told him
         self.lost_s = 0.0  # when he was last there, by the loop's clock
         self.heard_s = 0.0  # when he last said anything
         self.shift_s = 0.0  # what to add to his times: another machine has another boot clock
@@ -100,9 +102,11 @@ class Link:
 
     async def attach(self, reader: Reader, writer: Writer) -> None:
         """He has called: talk as long as it lasts. An earlier conversation ends: he would not call if he had one."""
-        if self.task is not None and self.task is not asyncio.current_task():
+        while self.task is not None and self.task is not asyncio.current_task():
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
+            if self.task is not None and self.task.done():
+                self.task = None
         self.task = asyncio.current_task()
         self.writer = writer
         self._arm()
@@ -142,24 +146,34 @@ class Link:
         try:
             asked_s = boot_s()
             answer = await self._ask("hello", self.greeting, PING_S)
-            self._disarm()
             self._compare_clocks(answer, (asked_s + boot_s()) / 2)
+            # Before anything is asked of him: his lease may have run out while he was away.
+            said_s = await self._ping(answer.get("boot_s"))
+            self._disarm()
+            self.greeted = True
             self._up(wire.facts_from_dict(answer["facts"]), [self._report(one) for one in answer["reports"]])
             while not listen.done():
                 await asyncio.wait([listen], timeout=self.ping_every_s or PING_EVERY_S)
                 if not listen.done():
-                    await self._ask("ping", {}, PING_S)
+                    said_s = await self._ping(said_s)
             listen.result()
         finally:
             listen.cancel()
             await asyncio.gather(listen, return_exceptions=True)
+
+    async def _ping(self, said_s: float | None) -> float | None:
+        """Tell him until when we have heard of him, by his own clock; that renews his lease. His time now."""
+        answer = await self._ask("ping", {"heard_s": said_s}, PING_S)
+        return answer.get("boot_s") if isinstance(answer, dict) else None
 
     async def _listen(self, reader: Reader) -> None:
         while line := await reader.readline():
             self.heard_s = asyncio.get_running_loop().time()
             message = json.loads(line)
             if message.get("push") == "report":
-                self._pass_on(self._report(message["report"]))
+                report = self._report(message["report"])
+                self.reports[report.job_id, report.incarnation] = report
+                self._pass_on(report)
             elif message.get("push") == "facts":
                 self.facts = wire.facts_from_dict(message["facts"])
                 self._pass_on(NodeChange(self.facts))
@@ -193,12 +207,15 @@ class Link:
 
     def _up(self, facts: NodeFacts, reports: Iterable[Report]) -> None:
         changed = self.told_alive is not True or facts != self.facts  # a new agent has another pid
+        reports = list(reports)
+        self.reports = {(one.job_id, one.incarnation): one for one in reports}
         self.facts = facts
         self.told_alive = True
         self.looked.set()
         if changed:
             self.listener(NodeChange(facts))
         early, self.early = self.early, []
+        self.reports |= {(one.job_id, one.incarnation): one for one in early if isinstance(one, Report)}
         for news in (*reports, *early):
             self.listener(news)
         self.ready.set()

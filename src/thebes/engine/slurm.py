@@ -205,7 +205,7 @@ class SlurmEngine:
                 down_after_s=CALLED_DOWN_AFTER_S,
             )
             link.greeting = {"homes": self.homes, "lease_s": self.site.lease_s}
-            link.ping_every_s = min(5.0, self.site.lease_s / 4)
+            link.ping_every_s = min(5.0, self.site.lease_s / 6)
             link.expect()
             gang.links[node] = link
 

@@ -81,6 +81,32 @@ class Away:
     alone_s: float | None = None
 
 
+class LeaseFile:
+    """The lease of this node for supervisors, which stop their jobs by themselves when nobody renews it any more, and
+    for the next agent. Written over in place, so that a full disk does not matter.
+    """
+
+    BYTES = 200
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(self, lease: Lease, epoch: int) -> None:
+        words = (boot_id(), lease.over_at_s, *lease.kept(), epoch)
+        os.pwrite(self._fd, (" ".join(map(str, words))).ljust(self.BYTES - 1).encode() + b"\n", 0)
+
+    def read(self) -> tuple[Lease, int] | None:
+        """None if there is none of this boot."""
+        words = os.pread(self._fd, self.BYTES, 0).decode("ascii", "replace").split()
+        if len(words) != 6 or words[0] != boot_id():
+            return None
+        try:
+            return Lease.resumed(*map(float, words[2:5])), int(words[5])
+        except ValueError:
+            return None
+
+
 class Attempt:
     """What the agent knows of one attempt beyond its files."""
 
@@ -126,8 +152,8 @@ class Agent:
         self.alone_s = away.alone_s if away else None
         self.heard_s = boot_s()  # from a controller
         self.stop = asyncio.Event()
+        self.lease_file: LeaseFile | None = None
         if away is not None:
-            self.lease = Lease(away.lease_s, boot_s())
             self.home = CallHome(f"node:{node}", away.homes, away.key, self._talk, heard=self._heard_from_home)
         self.node = node
         self.virtual = virtual
@@ -139,6 +165,11 @@ class Agent:
         for folder in (self.attempts_dir, self.open_dir, self.fence_dir):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.poke_path = instance.run / f"agent-{node}.poke"
+        if away is not None and self.home is not None:
+            self.lease_file = LeaseFile(self.folder / "lease")
+            found = self.lease_file.read()  # of an agent before us: what it was told holds for us, too
+            self.lease, self.home.epoch = found or (Lease(away.lease_s, boot_s()), 0)
+            self._write_lease()
         self.facts = NodeFacts(node, tuple(gpus), pid=os.getpid(), mechanisms=suspend.offered(gpus))
         self.attempts: dict[Key, Attempt] = {}
         self.job_locks: dict[str, asyncio.Lock] = {}
@@ -369,10 +400,12 @@ class Agent:
     async def _keep_lease(self, lease: Lease) -> None:
         """Cut off, we stop our jobs: others will start them elsewhere."""
         while True:
-            await asyncio.sleep(max(0.05, lease.next_s(boot_s()) - boot_s()))
+            # Not for long: the machine may be asleep meanwhile, and a controller may tell of a shorter lease.
+            await asyncio.sleep(max(0.05, min(1.0, lease.lease_s / 12, lease.next_s(boot_s()) - boot_s())))
             head_s = self._head_heard_s()
             if head_s is not None and head_s > boot_s() - lease.silent_s(boot_s()):
                 lease.renew(head_s)
+                self._write_lease()
             verdict = lease.verdict(boot_s())
             if verdict not in ("notice", "kill"):
                 continue
@@ -389,8 +422,11 @@ class Agent:
 
     def _heard_from_home(self) -> None:
         self.heard_s = boot_s()
-        if self.lease is not None:
-            self.lease.renew(self.heard_s)
+
+    def _write_lease(self) -> None:
+        if self.lease is not None and self.lease_file is not None and self.home is not None:
+            with suppress(OSError):  # supervisors then stop when the last one written is over
+                self.lease_file.write(self.lease, self.home.epoch)
 
     async def _go_when_alone(self, alone_s: float) -> None:
         """What we know is in files: whoever wants it starts another agent."""
@@ -405,9 +441,10 @@ class Agent:
         if self.head_file is None:
             return None
         try:
-            return min(boot_s(), float(self.head_file.read_text()))
+            asked_s = float(self.head_file.read_text())
         except (OSError, ValueError):
             return None
+        return asked_s if asked_s <= boot_s() else None  # of the time before the machine was restarted
 
     # Reports ---------------------------------------------------------------------------------------------------------
 
@@ -632,8 +669,13 @@ class Agent:
             raise Refused(f"job {request['job_id']} has ended on node {self.node}")
         return attempt
 
-    async def _ping(self, request: dict[str, Any]) -> None:
-        return None
+    async def _ping(self, request: dict[str, Any]) -> dict[str, float]:
+        """The controller tells until when it has heard of us, by our own clock."""
+        heard_s = request.get("heard_s")
+        if self.lease is not None and isinstance(heard_s, int | float):
+            self.lease.renew(min(boot_s(), float(heard_s)))
+            self._write_lease()
+        return {"boot_s": boot_s()}
 
     async def _facts(self, request: dict[str, Any]) -> dict[str, Any]:
         return wire.facts_to_dict(self.facts)
@@ -643,6 +685,8 @@ class Agent:
         if self.home is not None and self.lease is not None:
             self.home.homes = list(request.get("homes") or self.home.homes)
             self.lease.lease_s = float(request.get("lease_s") or self.lease.lease_s)
+            self.lease.greet()
+            self._write_lease()
             self.facts = replace(self.facts, address=self.facts.address or self.home.address)
         return {
             "facts": await self._facts(request),
@@ -658,7 +702,8 @@ class Agent:
     async def _park(self, request: dict[str, Any]) -> None:
         """The controller leaves on purpose."""
         if self.lease is not None:
-            self.lease.park(float(request["for_s"]), boot_s())
+            self.lease.park(float(request["for_s"]))
+            self._write_lease()
 
     async def _retire(self, request: dict[str, Any]) -> None:
         """The cluster is taken down, and nobody will need us."""
@@ -687,6 +732,9 @@ class Agent:
             known = self.attempts.get((launch.job_id, launch.incarnation))
             if known is not None:
                 return wire.report_to_dict(self._make_report(known))
+            if self.lease is not None and self.lease.silent_s(boot_s()) >= self.lease.lease_s:
+                # We were frozen, and these are words of long ago: it may be somewhere else by now.
+                raise Refused(f"node {self.node} has been cut off: nothing starts there until a controller is back")
             newest = self._fence(launch.job_id)
             if launch.incarnation < newest:
                 raise Refused(
@@ -717,6 +765,8 @@ class Agent:
             master_port=port,
             more_env=await self._mps_env(launch),
         )
+        if self.lease_file is not None:
+            part = replace(part, lease_file=str(self.lease_file.path))
         await asyncio.to_thread(self._write_attempt, folder, part, launch.checkpoint_dir)
         attempt = Attempt(folder)
         self.attempts[attempt.key] = attempt  # from now on pokes are heard

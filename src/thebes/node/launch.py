@@ -44,6 +44,7 @@ class PartLaunch:
     log_limit_bytes: int
     progress_pattern: str | None
     poke: str
+    lease_file: str = ""  # until when this node may go on, where it is not the controller's own
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -3,6 +3,10 @@
 Whoever supervises jobs hears from the controller, and may ask the head of the cluster (Slurm's or Ray's) whether this
 node still counts. Without either for the time of the lease it is cut off: others will take its jobs for lost. So it
 asks them to save, and kills what is left half a lease later; only then does the controller start them elsewhere.
+
+What counts is not when a word was read but since when the other side has surely heard of us: a controller sends back
+the time that stood in our last answer, the head is counted from when it was asked. So words that lay in a buffer while
+we were frozen renew nothing.
 Imports nothing: `step.py` uses it, too.
 """
 
@@ -32,18 +36,38 @@ class Lease:
         self._heard_s = now_s
         self._asked_s = float("-inf")
         self._parked_until_s = float("-inf")
+        self._greeted = False
         self._noticed = False
 
-    def renew(self, now_s: float) -> None:
-        """Word from the controller, or the head says that all is well."""
-        self._heard_s = max(self._heard_s, now_s)
-        self._parked_until_s = float("-inf")
-        self._noticed = False
+    def renew(self, at_s: float) -> None:
+        """At that time the controller had heard of us, or the head was asked and says that all is well."""
+        self._heard_s = max(self._heard_s, at_s)
+        if self._greeted:
+            self._parked_until_s = float("-inf")
 
-    def park(self, for_s: float, now_s: float) -> None:
-        """The controller has left on purpose and will be back."""
-        self.renew(now_s)
-        self._parked_until_s = now_s + for_s
+    def park(self, for_s: float) -> None:
+        """The controller leaves on purpose and will be back. What it still says before it goes changes nothing."""
+        self._parked_until_s = self._heard_s + for_s
+        self._greeted = False
+
+    def greet(self) -> None:
+        """A controller is there: with its next word the ordinary lease holds again."""
+        self._greeted = True
+
+    @property
+    def over_at_s(self) -> float:
+        """When nothing may be left, as things stand."""
+        return max(self._heard_s, self._parked_until_s) + KILL_AT * self.lease_s
+
+    def kept(self) -> tuple[float, float, float]:
+        """What another process must know to go on with it."""
+        return self.lease_s, self._heard_s, self._parked_until_s
+
+    @classmethod
+    def resumed(cls, lease_s: float, heard_s: float, parked_until_s: float) -> Lease:
+        lease = cls(lease_s, heard_s)
+        lease._parked_until_s = parked_until_s
+        return lease
 
     def silent_s(self, now_s: float) -> float:
         return now_s - max(self._heard_s, min(now_s, self._parked_until_s))
@@ -51,6 +75,8 @@ class Lease:
     def verdict(self, now_s: float) -> Verdict:
         """What to do now. `ask` and `notice` are said once for each time that they are due."""
         silent_s = self.silent_s(now_s)
+        if silent_s < self.lease_s:
+            self._noticed = False
         if silent_s >= KILL_AT * self.lease_s:
             return "kill"
         if silent_s >= self.lease_s:

@@ -311,6 +311,7 @@ class Step(supervisor.Supervisor):
         self.head_pid = 0
         self.head_fd = -1
         self.head_said = b""
+        self.head_asked_s = 0.0
         self.head_until = 0.0
         self.look_files_at = float("inf")
         self.look_pause_s = LOOK_AT_NEW_S
@@ -334,6 +335,7 @@ class Step(supervisor.Supervisor):
             self._register(poll, registered)
             ready = dict(poll.poll(self._sleep_ms()))
             self._drain_wake()
+            self._keep_lease(boot_s())  # first: we may have been frozen for longer than it lasts
             line_fd = self.line.socket.fileno() if self.line.socket is not None else -1
             self.line.go_on(boot_s(), ready.get(line_fd, 0))
             if self.head_pid:
@@ -508,7 +510,6 @@ class Step(supervisor.Supervisor):
     # Requests
 
     def _heard(self, request: Message) -> None:
-        self.lease.renew(boot_s())
         answer: Message = {"id": request.get("id")}
         try:
             answer["result"] = self._answer(str(request.get("op")), request)
@@ -523,8 +524,12 @@ class Step(supervisor.Supervisor):
     def _answer(self, op: str, request: Message) -> Any:
         now = boot_s()
         if op == "ping":
-            return None
+            heard_s = request.get("heard_s")  # until when it has heard of us, by our own clock
+            if isinstance(heard_s, int | float):
+                self.lease.renew(min(now, float(heard_s)))
+            return {"boot_s": now}
         if op == "hello":
+            self.lease.greet()
             self.line.homes = [str(one) for one in request.get("homes") or self.line.homes]
             self.lease.lease_s = float(request.get("lease_s") or self.lease.lease_s)
             facts = {"name": self.node, "gpus": [], "mechanisms": ["checkpoint"]}
@@ -535,7 +540,7 @@ class Step(supervisor.Supervisor):
             self.line.homes = [str(one) for one in request["homes"]]
             return None
         if op == "park":
-            self.lease.park(float(request["for_s"]), now)
+            self.lease.park(float(request["for_s"]))
             return None
         if op == "done":  # the controller has heard how it ended
             self.acknowledged_end = True
@@ -706,6 +711,7 @@ class Step(supervisor.Supervisor):
         os.close(tell)
         os.set_blocking(told, False)
         self.head_pid, self.head_fd, self.head_said = pid, told, b""
+        self.head_asked_s = now
         self.head_until = now + min(HEAD_S, self.lease.lease_s / 3)
 
     def _hear_head(self, ready: dict[int, int]) -> None:
@@ -726,7 +732,7 @@ class Step(supervisor.Supervisor):
             pass
         os.close(self.head_fd)
         if b"JobState=RUNNING" in self.head_said:
-            self.lease.renew(boot_s())
+            self.lease.renew(self.head_asked_s)  # not now: we may have been frozen since
         self.head_pid, self.head_fd = 0, -1
 
 

@@ -55,6 +55,8 @@ PREEMPTED = 85
 FAILING_S = 5.0  # between SIGTERM and SIGKILL for the others, when one rank has failed
 TERM_MARGIN_S = 5.0  # SIGTERM so long before the deadline of a notice, or a quarter of the grace if that is less
 CHUNK = 256 << 10
+LEASE_EVERY_S = 1.0
+LEASE_BYTES = 200
 
 # Conduct: what to do when. No I/O ------------------------------------------------------------------------------------
 
@@ -577,6 +579,9 @@ class Supervisor:
         self.logs = [LogWatch(f"{attempt}/rank-{rank}.log", self.launch["log_limit_bytes"]) for rank in self.ranks]
         self.look_at: float | None = None
         self.folder = os.open(attempt, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.lease_file: str = self.launch.get("lease_file") or ""
+        self.lease_at = 0.0 if self.lease_file else float("inf")  # when to look at it
+        self.lease_over_at = float("inf")
 
     def run(self) -> None:
         # Held to the end. An agent that finds it free takes it and writes a result: then there is nothing to start.
@@ -593,6 +598,7 @@ class Supervisor:
         while True:
             poll.poll(self._sleep_ms())
             self._drain_wake()
+            self._look_at_lease(boot_s())  # first: we may have been frozen for longer than it lasts
             now = boot_s()
             for line in self._commands():
                 self._do(self.conduct.command(now, line))
@@ -649,9 +655,32 @@ class Supervisor:
 
     def _sleep_ms(self) -> float | None:
         times = [at for at in (self.conduct.next_s(), self.look_at, self.retry_at) if at is not None]
+        if self.lease_file:
+            times.append(self.lease_at)
         if not times:
             return None
         return max(0.0, min(times) - boot_s()) * 1000 + 1
+
+    def _look_at_lease(self, now: float) -> None:
+        """The agent renews it. If it cannot, being dead, frozen or cut off, others will take this job for lost."""
+        if now < self.lease_at:
+            return
+        try:
+            fd = os.open(self.lease_file, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                words = os.pread(fd, LEASE_BYTES, 0).split()
+            finally:
+                os.close(fd)
+            if words[0].decode() == self.boot:
+                self.lease_over_at = float(words[1])
+        except (OSError, ValueError, IndexError):
+            pass  # what we have read last holds
+        self.lease_at = now + LEASE_EVERY_S
+        if now < self.lease_over_at:
+            self.lease_at = min(self.lease_at, self.lease_over_at)
+        elif self.conduct.state != "exited" and not self.conduct.kills:
+            why = "cut off: nobody has renewed the lease of this node"
+            self._do(self.conduct.command(now, ["fence", "0", *why.split()]))
 
     def _drain_wake(self) -> None:
         try:
