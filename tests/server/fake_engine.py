@@ -51,11 +51,17 @@ class FakeEngine:
         self.about_to_be_taken: set[tuple[str, int]] = set()  # by others, and not told before the next launch
         self.drained: dict[str, str] = {}  # by the site
         self.launches: dict[tuple[str, int], int] = {}
+        self.parked_s = 0.0  # as we were told
+        self.all_are_back = asyncio.Event()  # after which no node goes on alone any more
 
     # -- the contract
 
     async def open(self, listener: Listener, *, parked_s: float = 0.0) -> None:
         self.listener = listener
+        self.parked_s = parked_s
+
+    async def unparked(self) -> None:
+        await self.all_are_back.wait()
 
     async def leave(self) -> None:
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cluster_in_a_test import live_cluster
 
-from thebes.engine.contract import Gpu, NodeFacts
+from thebes.engine.contract import PARKED_LEASE_S, Gpu, NodeFacts
 from thebes.model.errors import UserError
 from thebes.placement import Consolidate
 from thebes.policy import find
@@ -101,6 +101,28 @@ def test_a_node_that_the_site_drains_is_emptied_and_used_again_afterwards(tmp_pa
             await c.quiet()
             assert c.state(waiting) == "running"
             assert {"site-drain", "site-undrain"} <= {event.kind for event in c.events()}
+
+    asyncio.run(story())
+
+
+def test_that_nodes_were_left_alone_is_known_until_all_of_them_are_back(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with live_cluster(tmp_path, {"n0": 2}) as c:
+            assert c.engine.parked_s == 0.0
+            await c.controller.shutdown("keep")
+            await c.crash()
+            await c.open()
+            assert PARKED_LEASE_S - 60 < c.engine.parked_s <= PARKED_LEASE_S
+            await c.quiet()
+            await c.crash()  # one of the nodes has not called yet
+            await c.open()
+            assert c.engine.parked_s > PARKED_LEASE_S - 60
+            c.engine.all_are_back.set()
+            await asyncio.sleep(0)
+            await c.quiet()
+            await c.crash()
+            await c.open()
+            assert c.engine.parked_s == 0.0
 
     asyncio.run(story())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 PREEMPTED_EXIT_CODE = 85  # "I have saved my state: resume me"
 GANG_NOT_STARTED = "another part of the gang could not start"  # begins the detail of parts that did nothing wrong
@@ -181,7 +181,14 @@ class Engine(Protocol):
         ...
 
 
-@runtime_checkable
+class Parks(Protocol):
+    """An engine whose nodes may have been told to go on alone."""
+
+    async def unparked(self) -> None:
+        """Returns when nobody can be left who still does: all of them have heard of us, or the time is over."""
+        ...
+
+
 class Retires(Protocol):
     """An engine that keeps processes of its own on the nodes between jobs."""
 

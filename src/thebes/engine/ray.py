@@ -23,10 +23,10 @@ from thebes.engine.agents import AgentEngine
 from thebes.engine.contract import Gpu, Launch, Listener, NodeChange, NodeFacts, Refused, Report
 from thebes.engine.home import Home, SealedReader, SealedWriter
 from thebes.engine.link import CALL_S, CALLED_DOWN_AFTER_S, PING_EVERY_S, Link
+from thebes.engine.silence import Granted, Silence
 from thebes.engine.site import Site
 from thebes.model.errors import UserError
 from thebes.node.clock import boot_s
-from thebes.node.lease import over_s
 
 LOG = logging.getLogger(__name__)
 OPEN_WITHIN_S = 2.0
@@ -77,13 +77,14 @@ class RayEngine(AgentEngine):
         self._reports: dict[tuple[str, int, str], Report] = {}  # the newest of each part
         self._promised: set[tuple[str, int, str]] = set()  # launches on the way: nobody has told of them yet
         self._dead_since: dict[str, float] = {}
-        self._parked_until_s = 0.0
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._here = ""  # our address in Ray
         self._seen = asyncio.Event()  # Ray has told of its nodes at least once
         self._notes = site.shared_dir / "ray" / site.instance_id  # which parts were started where
+        self._silence = Silence(site.lease_s)
+        self._granted = Granted(site.shared_dir / "ray" / f"{site.instance_id}.leases.json", site.lease_s)
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -91,7 +92,9 @@ class RayEngine(AgentEngine):
         """Returns when every agent has called, is known to be away, or takes too long."""
         self._listener = listener
         loop = asyncio.get_running_loop()
-        self._parked_until_s = loop.time() + parked_s
+        self._silence.begin(parked_s)
+        await asyncio.to_thread(self._read_notes)
+        await asyncio.to_thread(self._granted.begin, self.site.gpus)
         try:
             await self.home.open("", self.site.home_port)
         except OSError as error:
@@ -99,7 +102,6 @@ class RayEngine(AgentEngine):
                 f"nodes cannot call us at port {self.site.home_port}: {error.strerror or error}",
                 hint="choose another with --home HOST:PORT",
             ) from None
-        await asyncio.to_thread(self._read_notes)
         for name in self.site.gpus:
             link = CalledLink(name, self._from_link, self._welcome)
             link.ping_every_s = min(PING_EVERY_S, self.site.lease_s / 6)
@@ -108,6 +110,7 @@ class RayEngine(AgentEngine):
             link.expect()
             link.word_s = loop.time()
         self._tasks = [loop.create_task(self._keep_driver()), loop.create_task(self._watch_leases())]
+        self._tasks.append(loop.create_task(self._silence.stay_awake()))
         # A controller that takes over must answer soon: nodes that need longer tell when they are there.
         with suppress(TimeoutError):
             async with asyncio.timeout(OPEN_WITHIN_S):
@@ -157,8 +160,7 @@ class RayEngine(AgentEngine):
         missing = known - told - self._promised
         link = self._links[node]
         assert isinstance(link, CalledLink)
-        since_s = max(link.word_s, self._parked_until_s)
-        if not missing or asyncio.get_running_loop().time() - since_s >= over_s(self.site.lease_s):
+        if not missing or self._silence.over(link, link.word_s, self._granted.of(node)):
             return True
         LOG.warning("the agent of %s knows nothing of job %s: it has to wait", node, min(missing)[0])
         return False
@@ -167,6 +169,8 @@ class RayEngine(AgentEngine):
 
     def _from_link(self, change: Report | NodeChange) -> None:
         if isinstance(change, NodeChange):
+            if self._links[change.facts.name].greeted:
+                self._granted.met(change.facts.name)
             self._tell_node(change.facts.name)
             return
         key = (change.job_id, change.incarnation, change.node)
@@ -234,16 +238,21 @@ class RayEngine(AgentEngine):
 
     async def _watch_leases(self) -> None:
         """Ray calls a node dead and nothing was heard of it: when its lease is over, so is what ran there."""
-        wait_s = over_s(self.site.lease_s)
         while True:
             await asyncio.sleep(min(1.0, self.site.lease_s / 6))
-            now_s = asyncio.get_running_loop().time()
-            if now_s < self._parked_until_s or now_s - self.head_heard_s > HEAD_SILENT_S:
+            with suppress(OSError, UserError):
+                await self._granted.save()
+            if asyncio.get_running_loop().time() - self.head_heard_s > HEAD_SILENT_S:
                 continue
             for name, since_s in self._dead_since.items():
-                silent_s = self._links[name].silent_s
-                if min(silent_s, now_s - since_s, now_s - self._parked_until_s) >= wait_s:
-                    self._lose(name, f"node {name} is dead for Ray, and was silent for {silent_s:.0f} s")
+                link = self._links[name]
+                if self._silence.over(link, max(since_s, link.heard_s), self._granted.of(name)):
+                    self._lose(name, f"node {name} is dead for Ray, and was silent for {link.silent_s:.0f} s")
+
+    async def unparked(self) -> None:
+        """Returns when no node with jobs goes by what it was told when the last controller left."""
+        nodes = {key[2] for key, report in self._reports.items() if report.state != "exited"}
+        await self._silence.unparked(self._links[node] for node in nodes if node in self._links)
 
     def _lose(self, node: str, detail: str) -> None:
         for (job_id, incarnation, where), report in list(self._reports.items()):

@@ -39,6 +39,7 @@ from thebes.engine.contract import (
 )
 from thebes.engine.home import Home, SealedReader, SealedWriter
 from thebes.engine.link import CALL_S, CALLED_DOWN_AFTER_S, Link
+from thebes.engine.silence import Silence
 from thebes.engine.site import Site
 from thebes.engine.slurm_commands import (
     Group,
@@ -57,7 +58,6 @@ from thebes.model.errors import UserError
 from thebes.node.attempt import AttemptDir, read_log
 from thebes.node.instance import write_json
 from thebes.node.launch import PartLaunch, part_launch
-from thebes.node.lease import over_s
 
 LOG = logging.getLogger(__name__)
 OPEN_WITHIN_S = 2.0
@@ -114,7 +114,7 @@ class SlurmEngine:
         self._answered_s = 0.0  # when slurmctld last did
         self._look = asyncio.Event()
         self._looked = asyncio.Event()  # set and replaced after each look
-        self._trusted_from_s = 0.0  # before this, silence says nothing
+        self._silence = Silence(site.lease_s)
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class SlurmEngine:
         self._listener = listener
         loop = asyncio.get_running_loop()
         self._answered_s = loop.time()
-        self._trusted_from_s = loop.time() + parked_s
+        self._silence.begin(parked_s)
         await asyncio.to_thread(self.shared.make)
         self.script = await asyncio.to_thread(self.shared.install_step)
         await self._open_door()
@@ -131,10 +131,14 @@ class SlurmEngine:
             for node in gang.nodes:
                 gang.reports[node] = await asyncio.to_thread(self.shared.report, gang, node)
             if gang.alive:
+                if gang.lease_s < self.site.lease_s:  # written down before they are told
+                    gang.lease_s = self.site.lease_s
+                    await self._durably(self.shared.save, gang)
                 self._expect(gang, gang.alive)
             else:
                 gang.phase = "over"
         looking = self._spawn(self._keep_looking())
+        self._spawn(self._silence.stay_awake())
         links = [link for gang in self._gangs.values() for link in gang.links.values()]
         # A controller that takes over must answer soon: what needs longer is told when it is there.
         with suppress(TimeoutError):
@@ -169,6 +173,11 @@ class SlurmEngine:
         park = {"for_s": PARKED_LEASE_S}
         links = [gang.links[node] for gang in self._gangs.values() for node in gang.alive if node in gang.links]
         await asyncio.gather(*(link.call("park", park) for link in links), return_exceptions=True)
+
+    async def unparked(self) -> None:
+        """Returns when no step goes by what it was told when the last controller left."""
+        links = [gang.links[node] for gang in self._gangs.values() for node in gang.alive if node in gang.links]
+        await self._silence.unparked(links)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
@@ -459,7 +468,7 @@ class SlurmEngine:
         if any(not one.over for one in mine):
             gang.gone_s = None
             if any(one.state in ("RUNNING", "SUSPENDED") for one in mine):
-                self._end_the_silent(gang, now)
+                self._end_the_silent(gang)
             return
         gang.gone_s = now if gang.gone_s is None else gang.gone_s
         state = next((one.state for one in mine), "gone")
@@ -491,15 +500,12 @@ class SlurmEngine:
         assert gang.gone_s is not None
         if node not in self._down_since and state != "NODE_FAIL":
             return now - gang.gone_s >= GONE_S  # slurmd has said that all processes are gone
-        limit_s = over_s(self.site.lease_s)
-        link = gang.links.get(node)
-        silent_s = now - max(link.heard_s if link is not None else 0.0, self._trusted_from_s)
-        down_s = now - self._down_since.get(node, now)
+        link = gang.links[node]
         # A node that is up again has been told by slurmctld to end what it should not have.
-        back = node not in self._down_since
-        return silent_s >= limit_s and (down_s >= limit_s or (back and now - gang.gone_s >= limit_s))
+        since_s = self._down_since.get(node, gang.gone_s)
+        return self._silence.over(link, max(link.heard_s, since_s), gang.lease_s)
 
-    def _end_the_silent(self, gang: Gang, now: float) -> None:
+    def _end_the_silent(self, gang: Gang) -> None:
         """Slurm runs it, and we hear nothing: Slurm shall end it. Or nobody is left of it: srun has ended."""
         if gang.slurm_job in self._cleaning:
             return
@@ -511,7 +517,7 @@ class SlurmEngine:
             link = gang.links.get(node)
             if link is None or link.ready.is_set() or node in self._down_since:
                 continue
-            if now - max(link.heard_s, self._trusted_from_s) >= over_s(self.site.lease_s):
+            if self._silence.over(link, link.heard_s, gang.lease_s):
                 LOG.warning("%s is silent: Slurm shall end job %d", link.who, gang.slurm_job)
                 self._release(gang, at_once=True)
                 return
@@ -556,6 +562,7 @@ class SlurmEngine:
             for other in [gang for gang in self._gangs.values() if gang.job_id == launch.job_id and gang.alive]:
                 await self._remove(other)
             gang = Gang(launch.job_id, launch.incarnation, launch.parts, grace_s=launch.grace_s)
+            gang.lease_s = self.site.lease_s
             self._gangs[key] = gang
             try:
                 await self._allocate(gang, launch)

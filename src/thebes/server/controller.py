@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sqlalchemy import Connection
 
-from thebes.engine.contract import PARKED_LEASE_S, Engine, GpusTaken, NodeChange, NodeFacts, Refused, Report, Retires
+from thebes.engine.contract import (
+    PARKED_LEASE_S,
+    Engine,
+    GpusTaken,
+    NodeChange,
+    NodeFacts,
+    Refused,
+    Report,
+)
 from thebes.model.decision import NO_GPUS
 from thebes.model.errors import UserError
 from thebes.node.instance import Instance
@@ -113,6 +121,7 @@ class Controller:
         self._bell = asyncio.Event()
         self._orders: dict[str, asyncio.Task[None]] = {}
         self._background_work: set[asyncio.Future[None]] = set()
+        self._waiting: asyncio.Task[None] | None = None  # for nodes that were left to themselves
         self._broken: BaseException | None = None  # why the loop must end
         self._pending: dict[str, list[Command]] = {}
         self._on_the_way: set[tuple[str, int]] = set()  # launches ordered and not yet carried out or refused
@@ -152,7 +161,7 @@ class Controller:
         kept_clock = self.clock.kept()
         core.writes.append(lambda c: db.set_meta(c, "clock", kept_clock))
         if left:
-            core.writes.append(lambda c: db.set_meta(c, "left", ""))
+            self._waiting = asyncio.create_task(self._all_are_back())
         self._loop = asyncio.create_task(self._run(), name="controller")
         self._bell.set()
         logger.info(
@@ -214,7 +223,7 @@ class Controller:
             self._bell.set()
             with suppress(asyncio.CancelledError):
                 await self._loop
-        for task in [*self._orders.values(), *self._background_work]:
+        for task in [*self._orders.values(), *self._background_work, *([self._waiting] if self._waiting else [])]:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
@@ -688,9 +697,17 @@ class Controller:
         ):
             await asyncio.sleep(0.02)
         await self._ask(lambda _: None)  # how they ended is in the store: whoever asks for it now is told
-        if isinstance(self.engine, Retires):
-            await self.engine.retire()
+        retire = getattr(self.engine, "retire", None)  # see `Retires`
+        if retire is not None:
+            await retire()
         return {"mode": mode, "stopped": stopped}
+
+    async def _all_are_back(self) -> None:
+        """Until then the next controller must still know that nodes were left to themselves."""
+        unparked = getattr(self.engine, "unparked", None)  # see `Parks`
+        if unparked is not None:
+            await unparked()
+        self._tell(lambda now_s: self.core.writes.append(lambda c: db.set_meta(c, "left", "")))
 
     async def _leave(self) -> None:
         """Jobs shall go on without us. The next controller must know that nodes were told so."""
