@@ -1,4 +1,4 @@
-"""How long an engine waits before it takes somebody for dead of whom nothing is heard. With a loop whose clock we set."""
+"""How long an engine waits before it takes somebody of whom nothing is heard for dead; on a clock that we set."""
 
 from __future__ import annotations
 
