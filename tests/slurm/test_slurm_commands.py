@@ -330,12 +330,12 @@ def test_exact_ids_where_each_gpu_has_a_type_of_its_own() -> None:
 
 def test_gpus_of_other_jobs_are_taken() -> None:
     jobs = [parse_job(line) for line in recorded("job").splitlines()]
-    holders = slurm_nodes.holders_on("n1", jobs, ours=[])
+    holders = slurm_nodes.holders_by_node(jobs, ours=[])["n1"]
     ours = {99: (3, 5)}
     taken = slurm_nodes.taken_gpus(N1, exact=True, ours=ours, held=[3, 5], holders=holders)
     assert sorted(taken) == [0, 1]
     assert taken[0].endswith("of root")
-    nobody = slurm_nodes.holders_on("n4", jobs, ours=[])
+    nobody = slurm_nodes.holders_by_node(jobs, ours=[]).get("n4", [])
     assert [str(holder).split(" of ")[1] for holder in nobody] == ["nobody"]
 
 

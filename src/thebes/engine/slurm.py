@@ -17,7 +17,8 @@ import json
 import logging
 import os
 import subprocess
-from collections.abc import Callable, Coroutine, Iterable
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from thebes.engine.contract import (
     Mechanism,
     NodeChange,
     NodeFacts,
+    Part,
     Refused,
     Report,
 )
@@ -58,6 +60,7 @@ from thebes.model.errors import UserError
 from thebes.node.attempt import AttemptDir, read_log
 from thebes.node.instance import write_json
 from thebes.node.launch import PartLaunch, part_launch
+from thebes.node.old_attempts import KEEP_ATTEMPTS_S
 
 LOG = logging.getLogger(__name__)
 OPEN_WITHIN_S = 2.0
@@ -77,10 +80,14 @@ WITHHELD_S = 15.0  # so long we do not ask again for what Slurm did not give
 UNHEARD_S = 60.0  # so long nothing is started on a node whose step did not call
 CLOSE_S = 5.0  # for allocations to go back
 OVER = "Exited with exit code"  # so srun tells of a task
+TIDY_EVERY_S = 86_400.0
+TIDY_AT_ONCE = 1000  # removals; what is left over waits for the next go
+TIDY_AGAIN_S = 60.0
 UNKNOWN_PORT = 987_654_321  # stands for MASTER_PORT until a step has found a free one
 UNKNOWN_ADDRESS = "thebes-master-address"
 
 T = TypeVar("T")
+Ours = dict[str, list[tuple[int, Gang, Part]]]  # Slurm jobs of ours by node, with what each has there
 
 
 class SlurmEngine:
@@ -139,6 +146,7 @@ class SlurmEngine:
                 gang.phase = "over"
         looking = self._spawn(self._keep_looking())
         self._spawn(self._silence.stay_awake())
+        self._spawn(self._keep_tidy())
         links = [link for gang in self._gangs.values() for link in gang.links.values()]
         # A controller that takes over must answer soon: what needs longer is told when it is there.
         with suppress(TimeoutError):
@@ -347,10 +355,23 @@ class SlurmEngine:
         self._answered_s = loop.time()
         await self._tidy(queue, began_s)
         self._set_facts()
+        by_job: dict[int, list[Queued]] = {}
+        for one in queue:
+            for number in {one.leader, one.job}:
+                by_job.setdefault(number, []).append(one)
         for gang in list(self._gangs.values()):
             if gang.phase == "started":
-                await self._compare(gang, queue)
+                await self._compare(gang, by_job.get(gang.slurm_job, []))
         self._done_looking()
+
+    async def _keep_tidy(self) -> None:
+        """What is too old to be kept goes, at the start and then daily, as it does on nodes that have an agent."""
+        while True:
+            before_s = time.time() - KEEP_ATTEMPTS_S
+            removed = TIDY_AT_ONCE
+            with suppress(OSError):
+                removed = await asyncio.to_thread(self.shared.remove_old, before_s, self.script, TIDY_AT_ONCE)
+            await asyncio.sleep(TIDY_EVERY_S if removed < TIDY_AT_ONCE else TIDY_AGAIN_S)
 
     def _done_looking(self) -> None:
         self._looked.set()
@@ -358,9 +379,10 @@ class SlurmEngine:
 
     async def _learn_holders(self) -> None:
         """Whose jobs have the GPUs that are in use and not ours; asked only when there are such."""
-        now = asyncio.get_running_loop().time()
+        now, ours = asyncio.get_running_loop().time(), self._ours()
         for record in self._records.values():
-            if len(record.used) > sum(len(ids) for ids in self._ours_on(record.name).values()) or self.mode == "whole":
+            known = sum(len(ids) for ids in self._ours_on(record.name, ours).values())
+            if len(record.used) > known or self.mode == "whole":
                 if now >= self._holders_at:
                     self._holders = await self.slurm.jobs()
                     self._holders_at = now + HOLDERS_EVERY_S
@@ -374,19 +396,21 @@ class SlurmEngine:
                 yield gang.slurm_job, gang
         yield from ((job, gang) for job, (gang, _) in self._cleaning.items() if gang.phase == "over")
 
-    def _ours_on(self, node: str) -> dict[int, tuple[int, ...]]:
-        """The numbers by which Slurm knows the GPUs that it gave us on a node, by Slurm job."""
-        found: dict[int, tuple[int, ...]] = {}
+    def _ours(self) -> Ours:
+        """All of it by node: there may be thousands of either."""
+        found: Ours = {}
         for job, gang in self._allocated():
             for part in gang.parts:
-                if part.node == node:
-                    known = self.mode == "exact" or node not in gang.ids
-                    found[job or -len(found) - 1] = part.gpus if known else gang.ids[node]
+                found.setdefault(part.node, []).append((job, gang, part))
         return found
 
-    def _held_on(self, node: str) -> set[int]:
-        parts = [part for _, gang in self._allocated() for part in gang.parts if part.node == node]
-        return {number for part in parts for number in part.gpus}
+    def _ours_on(self, node: str, ours: Ours) -> dict[int, tuple[int, ...]]:
+        """The numbers by which Slurm knows the GPUs that it gave us on a node, by Slurm job."""
+        found: dict[int, tuple[int, ...]] = {}
+        for job, gang, part in ours.get(node, ()):
+            known = self.mode == "exact" or node not in gang.ids
+            found[job or -len(found) - 1] = part.gpus if known else gang.ids[node]
+        return found
 
     async def _tidy(self, queue: Iterable[Queued], began_s: float) -> None:
         """What Slurm has of ours that we know nothing of is cancelled; what is wound up is forgotten."""
@@ -416,7 +440,8 @@ class SlurmEngine:
     def _set_facts(self, silent: str = "") -> None:
         now = asyncio.get_running_loop().time()
         self._withheld = {gpu: told for gpu, told in self._withheld.items() if told[0] > now}
-        known_ours = {job for job, _ in self._allocated()}
+        ours = self._ours()
+        holders = site_nodes.holders_by_node(self._holders, {job for job, _ in self._allocated()})
         for name, before in list(self._facts.items()):
             record = self._records.get(name)
             if record is None:
@@ -425,7 +450,7 @@ class SlurmEngine:
             else:
                 rack = self._racks.get(name, before.rack)
                 facts = site_nodes.facts_of(
-                    record, rack=rack, taken=self._taken(record, known_ours, now), silent=silent
+                    record, rack=rack, taken=self._taken(record, ours, holders.get(name, []), now), silent=silent
                 )
             if not facts.alive:
                 self._down_since.setdefault(name, now)
@@ -435,14 +460,16 @@ class SlurmEngine:
                 self._facts[name] = facts
                 self._tell(NodeChange(facts))
 
-    def _taken(self, record: NodeRecord, known_ours: set[int], now: float) -> dict[int, str]:
+    def _taken(
+        self, record: NodeRecord, all_ours: Ours, holders: list[site_nodes.Holder], now: float
+    ) -> dict[int, str]:
         name = record.name
-        launching = [gang for _, gang in self._allocated() if gang.phase == "launching" and name in gang.nodes]
+        launching = [gang for _, gang, _ in all_ours.get(name, ()) if gang.phase == "launching"]
         if self.mode == "counts" and any(name not in gang.ids for gang in launching):
             # Which GPUs Slurm gives is about to be read.
             return {gpu.index: gpu.taken for gpu in self._facts[name].gpus if gpu.taken}
-        ours, held = self._ours_on(name), self._held_on(name)
-        holders = site_nodes.holders_on(name, self._holders, known_ours)
+        ours = self._ours_on(name, all_ours)
+        held = {number for _, _, part in all_ours.get(name, ()) for number in part.gpus}
         if self.mode == "whole":
             every = range(len(site_nodes.kinds_of(record)))
             if held:
@@ -461,10 +488,9 @@ class SlurmEngine:
         taken |= {number: why for (node, number), (_, why) in self._withheld.items() if node == name}
         return taken
 
-    async def _compare(self, gang: Gang, queue: Iterable[Queued]) -> None:
+    async def _compare(self, gang: Gang, mine: Collection[Queued]) -> None:
         """Does Slurm think of this gang as we do? Says `lost` where nothing else can be."""
         now = asyncio.get_running_loop().time()
-        mine = [one for one in queue if one.leader == gang.slurm_job or one.job == gang.slurm_job]
         if any(not one.over for one in mine):
             gang.gone_s = None
             if any(one.state in ("RUNNING", "SUSPENDED") for one in mine):

@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 from thebes.engine.contract import Part, Report
 from thebes.engine.link import Link
+from thebes.node import old_attempts
 from thebes.node import seal as seal_module
 from thebes.node.attempt import AttemptDir, Rate, lost_state, make_report
 from thebes.node.instance import write_json
@@ -179,6 +180,32 @@ class Shared:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+    # What is old
+
+    def remove_old(self, before_s: float, script: Path, limit: int) -> int:
+        """Attempts, fences and logs of jobs that were forgotten before this (Unix seconds), and programs of versions
+        before ours. So many attempts at most; how many they were.
+        """
+        removed, jobs = 0, set[str]()
+        kept = {path.stem for path in self.gangs.glob("*.json")}
+        for node in sorted(self.nodes.iterdir()):
+            attempts, most = node / "attempts", limit - removed + len(kept)
+            for folder in old_attempts.old_attempts(attempts, self.gangs, before_s=before_s, limit=most):
+                if folder.name not in kept and removed < limit:
+                    with suppress(OSError):
+                        removed += old_attempts.remove_attempt(folder)
+            with suppress(OSError):
+                jobs |= {path.name.rpartition(".")[0] for path in attempts.iterdir()}
+        others = [path for path in self.fences.iterdir() if path.name not in jobs]
+        others += [path for path in self.logs.iterdir() if path.stem not in kept]
+        for path in others:
+            if old_attempts.is_older(path, before_s):
+                path.unlink(missing_ok=True)
+        for path in self.slurm.glob("bin-*"):
+            if path != script.parent and old_attempts.is_older(path, before_s):
+                shutil.rmtree(path, ignore_errors=True)
+        return removed
 
     # Attempts
 

@@ -9,7 +9,7 @@ import asyncio
 import getpass
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -80,14 +80,16 @@ class Holder:
         return f"Slurm job {self.job} of {self.user}"
 
 
-def holders_on(node: str, jobs: Iterable[JobRecord], ours: Iterable[int]) -> list[Holder]:
-    """Other people's jobs that have GPUs of a node."""
-    known = set(ours)
-    return [
-        Holder(job.job, job.user, job.gpus.get(node, ()), job.counts.get(node, 0))
-        for job in jobs
-        if job.job not in known and node in job.nodes and job.state not in ("PENDING",)
-    ]
+def holders_by_node(jobs: Iterable[JobRecord], ours: Collection[int]) -> dict[str, list[Holder]]:
+    """Other people's jobs that have GPUs, by node."""
+    found: dict[str, list[Holder]] = {}
+    for job in jobs:
+        if job.job in ours or job.state == "PENDING":
+            continue
+        for node in dict.fromkeys(job.nodes):
+            holder = Holder(job.job, job.user, job.gpus.get(node, ()), job.counts.get(node, 0))
+            found.setdefault(node, []).append(holder)
+    return found
 
 
 def taken_gpus(

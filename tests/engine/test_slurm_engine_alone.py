@@ -1,0 +1,148 @@
+"""The Slurm engine without a Slurm: what it keeps in the shared folder, how long it looks at a large cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thebes.engine.contract import Part, Report
+from thebes.engine.site import Site
+from thebes.engine.slurm import SlurmEngine
+from thebes.engine.slurm_commands import Gres, JobRecord, NodeRecord, Partition, Queued
+from thebes.engine.slurm_gang import Gang, Shared
+
+NODES, GANGS, GPUS = 1000, 2000, 8
+
+
+class LargeSlurm:
+    """What a large cluster answers."""
+
+    env: dict[str, str]
+
+    def __init__(self, gangs: list[Gang]) -> None:
+        self.env = {}
+        used: dict[str, list[int]] = {}
+        for gang in gangs:
+            used.setdefault(gang.parts[0].node, []).extend(gang.parts[0].gpus)
+        # One more everywhere belongs to somebody else.
+        self.records = [
+            NodeRecord(
+                *(f"n{i}", f"n{i}", frozenset({"MIXED"}), "", tuple(Gres(f"g{j}", 1) for j in range(GPUS))),
+                *((*used.get(f"n{i}", ()), GPUS - 1), 0, 64, 1 << 20, (), ""),
+            )
+            for i in range(NODES)
+        ]
+        names = [f"thebes-big-{gang.name}" for gang in gangs]
+        self.lines = [
+            Queued(gang.slurm_job, gang.slurm_job, "RUNNING", name, os.getuid(), "", (gang.parts[0].node,))
+            for gang, name in zip(gangs, names, strict=True)
+        ]
+
+    async def config(self) -> dict[str, str]:
+        return {"SelectType": "select/cons_tres"}
+
+    async def partitions(self) -> list[Partition]:
+        return [Partition("all", True, (), True, "UNLIMITED", False, "OFF", 0)]
+
+    async def queue(self, **_: object) -> list[Queued]:
+        return self.lines
+
+    async def nodes(self) -> list[NodeRecord]:
+        return self.records
+
+    async def racks(self) -> dict[str, str]:
+        return {}
+
+    async def jobs(self, *_: int) -> list[JobRecord]:
+        return []
+
+
+def site(folder: Path) -> Site:
+    names = [f"n{i}" for i in range(NODES)]
+    return Site(
+        instance_id="big",
+        key=bytes(32),
+        epoch=1,
+        gpus=dict.fromkeys(names, GPUS),
+        gpu_types=dict.fromkeys(names, ""),
+        shared_dir=folder,
+        lease_s=60.0,
+    )
+
+
+def test_a_look_at_a_thousand_nodes_and_two_thousand_jobs_is_short(tmp_path: Path) -> None:
+    async def story() -> None:
+        gangs = [
+            Gang(
+                str(i), 1, (Part(f"n{i % NODES}", tuple(range(3 * (i // NODES), 3 * (i // NODES) + 3))),), "started", i
+            )
+            for i in range(1, GANGS)
+        ]
+        slurm: Any = LargeSlurm(gangs)
+        engine = SlurmEngine(site(tmp_path), slurm)
+        engine.homes = []
+        engine._silence.begin(0.0)
+        for gang in gangs:
+            engine._gangs[gang.key] = gang
+            node = gang.parts[0].node
+            gang.reports[node] = Report(gang.job_id, 1, node, "running")
+            engine._expect(gang, gang.nodes)
+        await engine._look_once()
+        assert engine._facts["n1"].gpus[7].taken
+        assert not engine._facts["n1"].gpus[0].taken
+        began_s = time.process_time()
+        await engine._look_once()
+        took_s = time.process_time() - began_s
+        for gang in gangs:
+            for link in gang.links.values():
+                await link.end()
+        assert took_s < 0.5, f"{took_s:.2f} s of every {1.5} s"
+
+    asyncio.run(story())
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Shared:
+    found = Shared(tmp_path)
+    found.make()
+    return found
+
+
+def test_what_was_forgotten_long_ago_is_removed_from_the_shared_folder(shared: Shared) -> None:
+    script = shared.install_step()
+    gangs = {job: Gang(job, 1, (Part("n1", (0,)), Part("n2", (0,))), "started") for job in ("1", "2", "3")}
+    for gang in gangs.values():
+        for node in gang.nodes:
+            shared.write_attempt(shared.attempt(node, gang), {}, {})
+            shared.write_lost(gang, node, "lost", "")
+        shared.raise_fence(gang.job_id, 1)
+        (shared.logs / f"{gang.name}.log").write_text("srun: a word")
+    shared.save(gangs["2"])  # not forgotten
+    (shared.slurm / "bin-before").mkdir()
+    for path in sorted(shared.dir.rglob("*"), reverse=True):
+        if "3.1" not in str(path) and path.name != "3":  # that one is young
+            os.utime(path, (0, 0))
+    assert shared.remove_old(time.time() - 3600, script, limit=1) == 1
+    assert shared.remove_old(time.time() - 3600, script, limit=100) == 1
+    assert shared.remove_old(time.time() - 3600, script, limit=100) == 0
+    for node in ("n1", "n2"):
+        assert sorted(path.name for path in (shared.nodes / node / "attempts").iterdir()) == ["2.1", "3.1"]
+    assert sorted(path.name for path in shared.fences.iterdir()) == ["2", "3"]
+    assert sorted(path.name for path in shared.logs.iterdir()) == ["2.1.log", "3.1.log"]
+    assert [path.name for path in shared.slurm.glob("bin-*")] == [script.parent.name]
+
+
+def test_nobody_else_can_read_the_key_or_the_values(shared: Shared) -> None:
+    gang = Gang("1", 1, (Part("n1", (0,)),))
+    attempt = shared.attempt("n1", gang)
+    shared.write_attempt(attempt, {"env": {"TOKEN": "secret"}}, {"key": "secret"})
+    assert attempt.path.stat().st_mode & 0o077 == 0
+    for name in ("launch.json", "step.json"):
+        assert (attempt.path / name).stat().st_mode & 0o077 == 0
+    assert shared.install_step().parent.stat().st_mode & 0o022 == 0  # what runs on the nodes is ours alone to write
+    assert "secret" not in repr(site(shared.dir)) + repr(gang)
