@@ -12,6 +12,7 @@ from thebes.engine.contract import PARKED_LEASE_S, Gpu, NodeFacts
 from thebes.model.errors import UserError
 from thebes.placement import Consolidate
 from thebes.policy import find
+from thebes.server import store as db
 from thebes.server.config import Config, NodeConfig, make
 from thebes.server.engines import as_configured, identify
 from thebes.server.ledger import Ledger, NodeSpec, cluster_of
@@ -123,6 +124,28 @@ def test_that_nodes_were_left_alone_is_known_until_all_of_them_are_back(tmp_path
             await c.crash()
             await c.open()
             assert c.engine.parked_s == 0.0
+
+    asyncio.run(story())
+
+
+def test_a_site_that_is_back_is_one_entry_in_the_journal(tmp_path: Path) -> None:
+    """Each of a thousand nodes with a list of the others would be a million."""
+
+    async def story() -> None:
+        async with live_cluster(tmp_path, {f"n{i}": 8 for i in range(50)}) as c:
+
+            def entries() -> int:
+                with c.store.read() as connection:
+                    found = db.journal_since_snapshot(connection)
+                    return sum(entry.body.get("op") == "nodes" for entry in found)
+
+            before = entries()
+            c.engine.taken = {(f"n{i}", 0): "Slurm job 7 of alice" for i in range(50)}
+            for node in c.engine.sizes:
+                c.engine.tell_of(node)
+            await c.quiet()
+            assert entries() == before + 1
+            assert all(one["gpus"][0]["taken"] for one in c.controller.nodes())
 
     asyncio.run(story())
 

@@ -121,6 +121,7 @@ class Controller:
         self._bell = asyncio.Event()
         self._orders: dict[str, asyncio.Task[None]] = {}
         self._background_work: set[asyncio.Future[None]] = set()
+        self._told_of: dict[str, NodeFacts] = {}
         self._waiting: asyncio.Task[None] | None = None  # for nodes that were left to themselves
         self._broken: BaseException | None = None  # why the loop must end
         self._pending: dict[str, list[Command]] = {}
@@ -365,10 +366,14 @@ class Controller:
             report = self._in_cluster_time(what)
             self._tell(lambda now_s: self.core.report(report, now_s))
             return
-        facts = what.facts
-        self._tell(lambda now_s: self.core.node_changed(facts, now_s))
-        if facts.alive:  # it may have been away for a moment only, before we looked
-            self._background(self._node_back(facts.name))
+        facts, before = what.facts, self._told_of.get(what.facts.name)
+        self._told_of[facts.name] = facts
+        if self._inbox and isinstance(self._inbox[-1], _NodeNews):
+            self._inbox[-1].changed.append(facts)
+        else:
+            self._tell(_NodeNews(self.core, facts))
+        if facts.alive and (before is None or (before.alive, before.pid) != (True, facts.pid)):
+            self._background(self._node_back(facts.name))  # it may have been away for a moment only, before we looked
 
     async def _node_back(self, node: str) -> None:
         """An agent is back: what it does not know any more has ended while it was away."""
@@ -815,6 +820,16 @@ class Controller:
         free = sum(count for (_, state), count in gpus.items() if state == "free")
         self.metrics.fragmentation(1.0 - largest_free / free if free else 0.0)
         self.metrics.store_trouble(self.store.trouble is not None)
+
+
+class _NodeNews:
+    """A message: these nodes have changed, one after the other."""
+
+    def __init__(self, core: Core, facts: NodeFacts) -> None:
+        self._core, self.changed = core, [facts]
+
+    def __call__(self, now_s: float) -> None:
+        self._core.nodes_changed(self.changed, now_s)
 
 
 def _parked_s(left: str | None) -> float:

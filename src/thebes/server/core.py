@@ -886,7 +886,15 @@ class Core:
 
     # -- nodes, tenants, the whole cluster ----------------------------------------------------------------------------
 
-    def node_changed(self, facts: NodeFacts, now_s: float) -> None:
+    def nodes_changed(self, changed: Collection[NodeFacts], now_s: float) -> None:
+        """All of them at once: when a site is back, a thousand nodes are."""
+        for facts in changed:
+            self._node_changed(facts, now_s)
+        self._block(now_s)
+        if any(facts.alive for facts in changed):
+            self._launch_what_can(now_s)
+
+    def _node_changed(self, facts: NodeFacts, now_s: float) -> None:
         before = self.nodes.get(facts.name)
         self.nodes[facts.name] = facts
         if before is None or before.alive != facts.alive:
@@ -897,9 +905,6 @@ class Core:
             self._clear_out(facts.name, "the site", now_s, preempt=True)
         elif before is not None and before.drained and not facts.drained:
             self._event(now_s, "site-undrain", None, node=facts.name)
-        self._block(now_s)
-        if facts.alive:
-            self._launch_what_can(now_s)
 
     def drain(self, node: str, reason: str, actor: str, now_s: float, *, preempt: bool) -> None:
         if node not in self.ledger.node_index:
@@ -1058,8 +1063,7 @@ class Core:
 
     def reconcile(self, reports: Collection[Report], nodes: Collection[NodeFacts], now_s: float) -> None:
         """The nodes have told what lives: make one picture of it, and go on."""
-        for facts in nodes:
-            self.node_changed(facts, now_s)
+        self.nodes_changed(nodes, now_s)
         for report in reports:
             self.report(report, now_s)
         asked, ordered = {facts.name for facts in nodes if facts.alive}, self._launches_ordered()
