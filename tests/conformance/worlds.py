@@ -130,9 +130,19 @@ class Told:
     def __init__(self, world: World, engine: Engine) -> None:
         self.world, self.engine = world, engine
         self.heard: list[Report | NodeChange] = []
+        self.heard_s: list[float] = []  # when
 
     def listen(self, news: Report | NodeChange) -> None:
         self.heard.append(news)
+        self.heard_s.append(time.monotonic())
+
+    def ended_at_s(self, launch: Launch, node: str) -> float | None:
+        """When we were first told that a part has ended."""
+        key = (launch.job_id, launch.incarnation, node)
+        for one, at_s in zip(self.heard, self.heard_s, strict=True):
+            if isinstance(one, Report) and (one.job_id, one.incarnation, one.node) == key and one.state == "exited":
+                return at_s
+        return None
 
     async def until(self, true: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
         deadline = time.monotonic() + timeout_s
@@ -218,6 +228,23 @@ def processes_of(launch: Launch) -> list[int]:
     """Every process of this incarnation on this machine, by its environment."""
     mark = f"THEBES_ATTEMPT={launch.job_id}.{launch.incarnation}".encode()
     return [pid for pid in processes.all_pids() if mark in processes.environment(pid).split(b"\0")]
+
+
+async def order_of_ends(told: Told, launch: Launch, node: str) -> tuple[float, float]:
+    """When the last process of an incarnation was seen, and when the engine said that its part on this node has ended:
+    both by the clock of this machine. Looks on for a while after that.
+    """
+    seen_s, looks_after, deadline = 0.0, 20, time.monotonic() + 2 * PATIENCE_S
+    while looks_after:
+        assert time.monotonic() < deadline, f"it is not told as ended; heard: {told.heard[-6:]}"
+        began_s = time.monotonic()
+        if await asyncio.to_thread(processes_of, launch):
+            seen_s = began_s
+        looks_after -= told.ended_at_s(launch, node) is not None
+        await asyncio.sleep(0.02)
+    told_s = told.ended_at_s(launch, node)
+    assert told_s is not None
+    return seen_s, told_s
 
 
 @contextmanager

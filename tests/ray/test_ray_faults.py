@@ -9,15 +9,16 @@ import asyncio
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray_worlds import LEASE_S, RayWorld, job_name
-from worlds import Told, opened, processes_of, python
+from worlds import Told, opened, order_of_ends, processes_of, python
 
 from components import require
-from thebes.engine.contract import Launch, NodeChange, NodeFacts, Report
+from thebes.engine.contract import Launch, NodeChange, NodeFacts, Part, Report
 from thebes.node import processes
 from thebes.node.lease import KILL_AT, over_s
 
@@ -258,6 +259,36 @@ def test_cut_off_from_controller_and_head_a_node_stops_its_jobs_in_time(ray_worl
             for launch in (saves, stubborn):
                 await told.engine.forget(launch.job_id, 1)
             await ended_by_us(told, elsewhere)
+
+    run(story())
+
+
+def test_what_a_frozen_agent_has_left_is_gone_before_it_is_told_as_lost_and_starts_elsewhere(
+    ray_world: RayWorld,
+) -> None:
+    """The worst case: nobody on the node can stop the job but its own supervisor."""
+
+    async def story() -> None:
+        async with opened(ray_world) as told:
+            launch = await started(told, ray_world)
+            agent = ray_world.agent("n1")
+            assert agent is not None
+            os.kill(agent, signal.SIGSTOP)
+            ray_world.cluster.kill_raylet("n1")
+            seen_s, told_s = await order_of_ends(told, launch, "n1")
+            print(f"the last process was seen {told_s - seen_s:.2f} s before it was told as lost")
+            assert seen_s < told_s
+            assert [one.cause for one in lost(told)] == ["lost"]
+            again = replace(launch, incarnation=2, parts=(Part("n2", (0,)),))
+            await told.engine.launch(again)
+            await told.printed(again, "ready")
+            os.kill(agent, signal.SIGCONT)  # and now it wakes up
+            ray_world.cluster.start_raylet("n1")
+            await told_of(told, "n1", alive=True)
+            assert not processes_of(launch)
+            assert len(processes_of(again)) == 1
+            await told.engine.forget(launch.job_id, 1)
+            await ended_by_us(told, again)
 
     run(story())
 
