@@ -62,6 +62,18 @@ class LargeSlurm:
         return []
 
 
+class Pen:
+    """Takes what is written to a caller."""
+
+    written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        pass
+
+
 def site(folder: Path) -> Site:
     names = [f"n{i}" for i in range(NODES)]
     return Site(
@@ -102,6 +114,28 @@ def test_a_look_at_a_thousand_nodes_and_two_thousand_jobs_is_short(tmp_path: Pat
             for link in gang.links.values():
                 await link.end()
         assert took_s < 0.5, f"{took_s:.2f} s of every {1.5} s"
+
+    asyncio.run(story())
+
+
+def test_a_step_of_an_earlier_launch_of_the_same_incarnation_is_nobodys(tmp_path: Path) -> None:
+    """A controller that died in the middle of a launch may have left one, and it would start beside the new one."""
+
+    async def story() -> None:
+        slurm: Any = LargeSlurm([])
+        engine = SlurmEngine(site(tmp_path), slurm)
+        engine.homes = []
+        gang = engine._gangs["1", 1] = Gang("1", 1, (Part("n1", (0,)),), "started", 7, token="new")
+        engine._expect(gang, gang.nodes)
+        line: Any = asyncio.StreamReader()
+        line.feed_eof()
+        pen: Any = Pen()
+        for who in ("step:1.1:n1:old", "step:1.1:n1", "step:1.1:n2:new", "step:2.1:n1:new", "node:n1"):
+            await engine._called(who, line, pen)
+            assert not pen.written  # there is nothing to be said to him
+        await engine._called("step:1.1:n1:new", line, pen)
+        assert b"hello" in pen.written
+        await gang.links["n1"].end()
 
     asyncio.run(story())
 

@@ -71,7 +71,7 @@ class Started:
         self.shared.write_attempt(self.attempt, part.as_dict(), step)
         script = self.shared.install_step()
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(script), str(self.shared.nodes), "1.1"],
+            [sys.executable, "-I", "-S", str(script), str(self.shared.nodes), "1.1", "f00d"],
             env={**os.environ, "SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7", "PATH": "/usr/bin:/bin"},
             start_new_session=True,
         )
@@ -130,6 +130,7 @@ def test_a_step_that_was_frozen_for_long_does_not_start_what_it_was_told_to(fold
     async def story() -> None:
         async with a_step(folder) as (started, step):
             await started.link.ready.wait()
+            assert started.callers == ["step:1.1:n1:f00d"]
             os.kill(step.pid, signal.SIGSTOP)
             with pytest.raises((OSError, TimeoutError)):
                 await started.link.call("start", {"master_addr": "127.0.0.1", "master_port": 29500}, 2 * LEASE_S)

@@ -275,15 +275,17 @@ def test_what_a_frozen_agent_has_left_is_gone_before_it_is_told_as_lost_and_star
             assert agent is not None
             os.kill(agent, signal.SIGSTOP)
             ray_world.cluster.kill_raylet("n1")
-            seen_s, told_s = await order_of_ends(told, launch, "n1")
-            print(f"the last process was seen {told_s - seen_s:.2f} s before it was told as lost")
-            assert seen_s < told_s
-            assert [one.cause for one in lost(told)] == ["lost"]
-            again = replace(launch, incarnation=2, parts=(Part("n2", (0,)),))
-            await told.engine.launch(again)
-            await told.printed(again, "ready")
-            os.kill(agent, signal.SIGCONT)  # and now it wakes up
-            ray_world.cluster.start_raylet("n1")
+            try:
+                seen_s, told_s = await order_of_ends(told, launch, "n1")
+                print(f"the last process was seen {told_s - seen_s:.2f} s before it was told as lost")
+                assert seen_s < told_s
+                assert [one.cause for one in lost(told) if one.job_id == launch.job_id] == ["lost"]
+                again = replace(launch, incarnation=2, parts=(Part("n2", (0,)),))
+                await told.engine.launch(again)
+                await told.printed(again, "ready")
+            finally:
+                os.kill(agent, signal.SIGCONT)  # and now it wakes up
+                ray_world.cluster.start_raylet("n1")
             await told_of(told, "n1", alive=True)
             assert not processes_of(launch)
             assert len(processes_of(again)) == 1

@@ -16,6 +16,7 @@ import functools
 import json
 import logging
 import os
+import secrets
 import subprocess
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable
@@ -228,10 +229,11 @@ class SlurmEngine:
 
     async def _called(self, who: str, reader: SealedReader, writer: SealedWriter) -> None:
         kind, _, rest = who.partition(":")
-        name, _, node = rest.partition(":")
+        name, _, whose = rest.partition(":")
+        node, _, token = whose.partition(":")
         folder = AttemptDir.named(self.shared.nodes, name) if kind == "step" else None
         gang = self._gangs.get((folder.job_id, folder.incarnation)) if folder else None
-        if gang is None or node not in gang.links:
+        if gang is None or node not in gang.links or token != gang.token:
             LOG.info("%s called, and is not known any more", who)
             self._look.set()  # its Slurm job is cancelled if it is still there
             return
@@ -588,7 +590,7 @@ class SlurmEngine:
             for other in [gang for gang in self._gangs.values() if gang.job_id == launch.job_id and gang.alive]:
                 await self._remove(other)
             gang = Gang(launch.job_id, launch.incarnation, launch.parts, grace_s=launch.grace_s)
-            gang.lease_s = self.site.lease_s
+            gang.lease_s, gang.token = self.site.lease_s, secrets.token_hex(4)
             self._gangs[key] = gang
             try:
                 await self._allocate(gang, launch)
@@ -729,7 +731,7 @@ class SlurmEngine:
     async def _start_steps(self, gang: Gang) -> None:
         """One srun for all nodes; returns when every step has called."""
         log = self.shared.logs / f"{gang.name}.log"
-        command = [self.site.python, "-I", "-S", str(self.script), str(self.shared.nodes), gang.name]
+        command = [self.site.python, "-I", "-S", str(self.script), str(self.shared.nodes), gang.name, gang.token]
         args = srun_args(gang.slurm_job, self._groups_of(gang), command, output=str(log), whole=self.mode == "whole")
         self._expect(gang, gang.nodes)
         gang.srun = await asyncio.to_thread(_start_apart, gang.slurm_job, args, self.slurm.env, log)

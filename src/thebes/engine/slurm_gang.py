@@ -49,6 +49,7 @@ class Gang:
     ids: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the GPUs that Slurm gave, by its numbers
     master: tuple[str, int] | None = None
     grace_s: float = 30.0
+    token: str = ""  # of this launch: steps of an earlier one of the same incarnation are nobody's
     lease_s: float = 0.0  # the longest that its steps may have been told
     links: dict[str, Link] = field(default_factory=dict, repr=False)
     reports: dict[str, Report] = field(default_factory=dict, repr=False)
@@ -134,6 +135,7 @@ class Shared:
                 "ids": {node: list(ids) for node, ids in gang.ids.items()},
                 "master": list(gang.master) if gang.master else None,
                 "grace_s": gang.grace_s,
+                "token": gang.token,
                 "lease_s": gang.lease_s,
             },
         )
@@ -154,6 +156,7 @@ class Shared:
                     ids={node: tuple(ids) for node, ids in found["ids"].items()},
                     master=tuple(found["master"]) if found["master"] else None,
                     grace_s=found["grace_s"],
+                    token=found.get("token", ""),
                     lease_s=found.get("lease_s", 0.0),
                 )
 

@@ -1,6 +1,6 @@
 """The supervisor of a job's ranks on one node of a Slurm cluster: Slurm starts it there, and it calls the controller.
 
-    python -I -S step.py NODES_DIR JOB.INCARNATION     (one task per node under one srun; SLURMD_NODENAME says which)
+    python -I -S step.py NODES_DIR JOB.INCARNATION LAUNCH  (one task per node under one srun; SLURMD_NODENAME which)
 
 It is `supervisor.py` with a line home in place of an agent beside it: one process per node and incarnation, so it is
 small, single-threaded, and imports nothing of ours but its three neighbours in the same folder. The engine has written
@@ -289,12 +289,12 @@ class Refused(Exception):  # noqa: N818 - reads as what it says
 class Step(supervisor.Supervisor):
     """One attempt on one node, with a line home."""
 
-    def __init__(self, attempt: str) -> None:
+    def __init__(self, attempt: str, launch: str = "") -> None:
         super().__init__(attempt)
         self.settings = read_object(attempt + "/step.json")
         self.node: str = self.launch["node"]
         self.line = Line(
-            f"step:{self.name}:{self.node}",
+            f"step:{self.name}:{self.node}:{launch}",
             bytes.fromhex(self.settings["key"]),
             list(self.settings["homes"]),
             self.settings["homes_file"],
@@ -748,7 +748,7 @@ def main(argv: list[str]) -> None:
     node = os.environ["SLURMD_NODENAME"]
     attempt = os.path.join(os.path.abspath(argv[1]), node, "attempts", argv[2])
     log = os.open(attempt + "/supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    step = Step(attempt)
+    step = Step(attempt, argv[3] if len(argv) > 3 else "")
     os.dup2(log, 1)  # from here on srun hears nothing of us
     os.dup2(log, 2)
     os.close(log)
