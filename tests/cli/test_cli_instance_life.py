@@ -144,7 +144,7 @@ def test_a_backup_says_of_what_and_does_not_go_onto_a_running_cluster(running: C
     assert refused.code == 2
     assert f"the cluster in {folder} runs" in refused.err
     told = thebes("restore", file, "--dir", tmp_path / "new")
-    assert told.out == f"restored into {tmp_path / 'new'}: 0 jobs. `thebes up` goes on with them.\n"
+    assert told.out == f"restored into {tmp_path / 'new'}: 0 jobs. `thebes up` goes on from there.\n"
 
 
 def test_what_is_secret_is_for_the_owner_alone(running: Cluster) -> None:

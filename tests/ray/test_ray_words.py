@@ -142,6 +142,41 @@ def test_a_cluster_that_does_not_answer_is_told() -> None:
         where("nonsense")
 
 
+def test_what_is_not_ray_is_told_at_once() -> None:
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    from threading import Thread
+
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        began = time.monotonic()
+        with pytest.raises(UserError, match=rf"what answers at {address} is not the head of a Ray cluster"):
+            ray_nodes.discover(address)
+        server.shutdown()
+    assert time.monotonic() - began < 5
+
+
+def test_up_again_while_ray_is_away_warns_and_comes_up(tmp_path: Path) -> None:
+    """As after an outage: jobs may run there, and it will be back."""
+    from thebes.server.config import Config, NodeConfig, save
+
+    folder = tmp_path / "instance"
+    folder.mkdir(mode=0o700)
+    nodes = [NodeConfig(name="n1", gpus=2, virtual=True), NodeConfig(name="n2", gpus=2, virtual=True)]
+    save(folder / "config.json", Config(nodes=nodes, engine="ray", ray_address="127.0.0.1:1", home_host="127.0.0.1"))
+    other = thebes("up", "--dir", str(folder), "--address", "127.0.0.1:2")
+    assert (other.returncode, "no Ray cluster answers at 127.0.0.1:2" in other.stderr) == (2, True)
+    try:
+        up = thebes("up", "--dir", str(folder))
+        assert up.returncode == 0, up.stderr
+        assert "warning: none of the 2 nodes of Ray can be used (no Ray cluster answers at 127.0.0.1:1" in up.stderr
+        told = thebes("nodes", "--dir", str(folder)).stdout
+        assert told.count("down") == 2
+        assert "no Ray cluster answers" in told
+    finally:
+        assert thebes("down", "--now", "--dir", str(folder)).returncode == 0
+
+
 def test_somebody_who_lets_us_in_and_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 

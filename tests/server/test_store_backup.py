@@ -84,7 +84,7 @@ def test_a_store_that_is_not_empty_is_kept_unless_told(place: Path | str, tmp_pa
     backup.save(tmp_path / "one.db", tmp_path / "file")
     with db.Store.open(place) as store:
         store.change_blocking(one())
-    with pytest.raises(UserError, match=r"is not empty \(1 jobs so far\)") as refused:
+    with pytest.raises(UserError, match=r"is not empty \(1 job so far\)") as refused:
         backup.restore(tmp_path / "file", place)
     assert "--force" in refused.value.hint
     assert len(content(place)["jobs"]) == 1

@@ -61,4 +61,4 @@ def restore(
             raise UserError(f"the cluster in {instance.dir} runs", hint="`thebes down --keep-jobs` first: jobs go on")
         store = load(instance.config).store if instance.exists else ""
     jobs = put_back(file, store or instance.store, force=force)
-    print(f"restored into {shown_store(store) or instance.dir}: {plural(jobs, 'job')}. `thebes up` goes on with them.")
+    print(f"restored into {shown_store(store) or instance.dir}: {plural(jobs, 'job')}. `thebes up` goes on from there.")

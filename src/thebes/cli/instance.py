@@ -187,6 +187,8 @@ def up(
     print(f"  policy   {config.policy}, placement {config.placement}")
     where = "" if config.engine == "local" else f" of {config.engine.capitalize()}"
     print(f"  nodes    {plural(len(config.nodes), 'node')}{where}, {gpus}")
+    if brought.trouble:
+        say(f"warning: {brought.trouble}. `thebes nodes` tells when they can.")
     elsewhere = folder is not None and Instance.at(None) != instance
     print()
     print("Run something:")

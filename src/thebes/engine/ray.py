@@ -81,6 +81,7 @@ class RayEngine(AgentEngine):
         self._number = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._here = ""  # our address in Ray
+        self._trouble = ""  # why Ray cannot be asked
         self._seen = asyncio.Event()  # Ray has told of its nodes at least once
         self._notes = site.shared_dir / "ray" / site.instance_id  # which parts were started where
         self._silence = Silence(site.lease_s)
@@ -186,6 +187,9 @@ class RayEngine(AgentEngine):
             facts = replace(facts, gpus=tuple(Gpu(index, name=self.site.gpu_types[name]) for index in range(count)))
         if entry is None:
             detail = facts.detail if not facts.alive else "Ray has not told of it yet"
+            if self._trouble and not facts.alive:
+                facts = replace(facts, detail=self._trouble)
+                detail = self._trouble
             return replace(facts, alive=False, detail=detail) if self._seen.is_set() else facts
         taken = set(entry.get("taken", ()))
         facts = replace(
@@ -381,7 +385,7 @@ class RayEngine(AgentEngine):
 
     def _driver_said(self, message: dict[str, Any]) -> None:
         if message.get("push") == "here":
-            self._here = message["address"]
+            self._here, self._trouble = message["address"], ""
             for link in self._links.values():
                 link.greeting["homes"] = self.homes
             assert self.driver is not None
@@ -391,6 +395,10 @@ class RayEngine(AgentEngine):
             self._take_table(message["nodes"])
         elif message.get("push") == "error":
             LOG.error("Ray: %s (%s)", message["message"], message["hint"])
+            if message["message"] != self._trouble:
+                self._trouble = message["message"]
+                for name in self._links:
+                    self._tell_node(name)
         else:
             future = self._asked.pop(message.get("id", 0), None)
             if future is not None and not future.done():

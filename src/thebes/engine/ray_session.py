@@ -19,6 +19,9 @@ from thebes.model.errors import UserError
 NAMESPACE = "thebes"
 ANSWER_S = 10.0
 INSTALL_HINT = "Install it with: pip install 'thebes[ray]'"
+# gRPC is HTTP/2: both sides begin with a frame of settings, whose type is the fourth of nine bytes.
+_GRPC_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_GRPC_SETTINGS = bytes((4,))
 _START_HINT = "`ray status` on a node of the cluster tells its address; `ray start --head` starts one"
 
 
@@ -71,13 +74,22 @@ def where(address: str) -> str:
 
 
 def knock(place: str, timeout_s: float) -> None:
-    """Whether anybody listens there, before Ray tries for a minute."""
+    """Whether anybody listens there who speaks as a head does, before Ray tries for a minute."""
     host, _, port = place.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as line:
+            try:
+                line.sendall(_GRPC_GREETING)
+                answer = line.recv(9, socket.MSG_WAITALL)
+            except TimeoutError:
+                answer = b""  # it may be frozen for a moment; or it waits for other words than ours
+            except OSError:
+                answer = b"hung up"
     except (OSError, OverflowError) as error:
         why = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
         raise UserError(f"no Ray cluster answers at {place}: {why}", hint=_START_HINT) from None
+    if answer and answer[3:4] != _GRPC_SETTINGS:
+        raise UserError(f"what answers at {place} is not the head of a Ray cluster", hint=_START_HINT)
 
 
 def explain(place: str, error: Exception) -> UserError:

@@ -80,7 +80,7 @@ def restore(source: Path, where: Path | str, *, force: bool = False) -> int:
             with store.read() as there:
                 if not force and _in_use(there):
                     raise UserError(
-                        f"the store {store.database.label} is not empty ({db.jobs_ever(there)} jobs so far)",
+                        f"the store {store.database.label} is not empty ({_jobs(db.jobs_ever(there))} so far)",
                         hint="choose another one; or --force: what is there now is gone then",
                     )
             store.change_blocking(lambda to: _copy(c, to))
@@ -164,3 +164,7 @@ def _value(number: int) -> dict[str, Any]:
 def _sequence(c: Connection, table: Table) -> str:
     (key,) = table.primary_key
     return str(c.scalar(text("SELECT pg_get_serial_sequence(:name, :key)"), {"name": table.name, "key": key.name}))
+
+
+def _jobs(count: int) -> str:
+    return f"{count} job{'' if count == 1 else 's'}"

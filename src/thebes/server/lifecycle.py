@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from thebes.server.leader import Member
 
 READY_S = 30.0  # loading takes three seconds, or ten on a machine that is busy with training
+SITE_S = 10.0  # a cluster that was there before need not answer within this
 HOPELESS_DEATHS = 3
 DEFAULT_VIRTUAL_GPUS = 8
 
@@ -92,6 +93,7 @@ class Brought:
     url: str
     was_up: bool
     leader: str | None = None  # where the leader answers, if this one is a standby
+    trouble: str = ""  # why none of the nodes can be used now
 
 
 # what is wanted
@@ -198,7 +200,8 @@ def _site_nodes(saved: Config | None, values: dict[str, Any]) -> list[NodeConfig
             ray_address=values.get("ray_address", ""),
         )
     except UserError:
-        if saved is None or saved.engine != values["engine"]:
+        told = ("engine", "partition", "reservation", "ray_address")
+        if saved is None or any(values.get(key, "") != getattr(saved, key) for key in told):
             raise
         return list(saved.nodes)
 
@@ -253,7 +256,8 @@ def differences(running: Config, wanted: Config) -> list[str]:
         if old[key] == new[key]:
             continue
         before, after = (_shown(key, value) for value in (old[key], new[key]))
-        told.append(f"{key.removesuffix('_s')} is {before}, not {after}")
+        name = key.removesuffix("_s").removesuffix("_dir").removeprefix("ray_").replace("_", " ")
+        told.append(f"{name} is {before}, not {after}")
     return told
 
 
@@ -262,7 +266,7 @@ def _shown(key: str, value: Any) -> str:
         return shown_store(value) or "a file"
     if key == "nodes":
         return " + ".join(f"{node['gpus']}{' virtual' if node['virtual'] else ''}" for node in value) + " GPUs"
-    return " ".join(value) or "none" if isinstance(value, list) else str(value)
+    return " ".join(value) or "none" if isinstance(value, list) else "not set" if value in ("", None) else str(value)
 
 
 # a store that several controllers share
@@ -397,13 +401,14 @@ def bring_up(
         if was_up:
             call_keeper(instance)
         try:
-            url, leader = _wait_until_ready(instance, wanted, mark, keeper)
+            known = saved is not None and saved.engine == wanted.engine and saved.nodes == wanted.nodes
+            url, leader, trouble = _wait_until_ready(instance, wanted, mark, keeper, known=known)
         except BaseException:
             if not running and not was_up:
                 stop_instance(instance, wanted.node_names)
                 _restore(instance, saved, wanted)
             raise
-    return Brought(wanted, url, was_up, leader)
+    return Brought(wanted, url, was_up, leader, trouble)
 
 
 def _make_shared(config: Config) -> None:
@@ -488,10 +493,14 @@ def _alone(instance: Instance) -> Any:
 
 
 def _wait_until_ready(
-    instance: Instance, config: Config, mark: _LogMark, keeper: subprocess.Popen[bytes] | None
-) -> tuple[str, str | None]:
-    """Its address; and that of the leader, if this one is a standby."""
+    instance: Instance, config: Config, mark: _LogMark, keeper: subprocess.Popen[bytes] | None, *, known: bool
+) -> tuple[str, str | None, str]:
+    """Its address; that of the leader, if this one is a standby; and why no node can be used.
+
+    On a site that was `known` before, that is no reason not to come up: its jobs may run, and it will be back.
+    """
     deadline_s = time.monotonic() + READY_S
+    answered_s = float("inf")
     missing = "the controller does not answer"
     while time.monotonic() < deadline_s:
         failure = mark.failure()
@@ -505,14 +514,19 @@ def _wait_until_ready(
             url = endpoint["url"] if endpoint else ""
             if answer.body.get("role") == "standby":
                 if answer.body.get("leader"):
-                    return url, str(answer.body["leader"])
+                    return url, str(answer.body["leader"]), ""
                 missing = answer.body.get("trouble") or "nobody leads the cluster yet"
                 time.sleep(0.03)
                 continue
             silent = silent_nodes(instance, config)
             if not silent:
-                return url, None
+                return url, None, ""
+            answered_s = min(answered_s, time.monotonic())
             missing = f"no word from the agent of {', '.join(silent[:8])}"
+            if config.engine != "local":
+                missing = _why_silent(instance, config)
+                if known and time.monotonic() > answered_s + SITE_S:
+                    return url, None, missing
         elif answer is not None and answer.status != 200:
             missing = f"the controller answers: {answer.body.get('error', answer.status)}"
         time.sleep(0.03)
@@ -521,6 +535,14 @@ def _wait_until_ready(
         f"the cluster did not come up within {READY_S:g} s: {missing}" + (f" ({last})" if last else ""),
         hint=f"the logs in {instance.log} tell more; `thebes doctor` checks this machine",
     )
+
+
+def _why_silent(instance: Instance, config: Config) -> str:
+    """Why none of the nodes of a site can be used."""
+    answer = ask(instance, "GET", "/v1/nodes", with_token=True, timeout_s=2.0)
+    nodes = answer.body.get("nodes", []) if answer is not None and answer.status == 200 else []
+    why = next((str(node["reason"]) for node in nodes if node.get("reason")), "")
+    return f"none of the {len(config.nodes)} nodes of {config.engine.capitalize()} can be used" + (why and f" ({why})")
 
 
 def silent_nodes(instance: Instance, config: Config) -> list[str]:
