@@ -47,13 +47,13 @@ def instance(tmp_path: Path) -> Instance:
 
 
 def test_the_second_controller_takes_it_over(shared: str, tmp_path: Path) -> None:
-    options = Options(store=shared, host="127.0.0.1", port=9, home="me:5")
+    options = Options(store=shared, host="127.0.0.1", port=9, home="localhost:5")
     cluster = look_at_cluster(instance(tmp_path), None, options)
     assert cluster is not None
     assert [other.name for other in cluster.others] == ["machine b"]
     wanted = wanted_for(cluster, None, options)
     assert of_cluster(wanted) == of_cluster(running(shared))
-    assert (wanted.port, wanted.home_host, wanted.home_port, wanted.store) == (9, "me", 5, shared)
+    assert (wanted.port, wanted.home_host, wanted.home_port, wanted.store) == (9, "localhost", 5, shared)
 
 
 def test_the_same_options_are_no_contradiction(shared: str, tmp_path: Path) -> None:
