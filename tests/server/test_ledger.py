@@ -188,3 +188,14 @@ def test_a_thousand_jobs_come_and_go_and_the_table_stays_small():
     assert len(ledger.table.jobs) <= 4096
     decide(ledger, 5000.0)
     assert sum(ledger.holds(str(i)) for i in range(4990, 5000)) == 8
+
+
+def test_time_is_never_a_whole_number_to_compiled_code() -> None:
+    """Which would take all later instants for whole seconds: a job that came a moment ago would not have come yet."""
+    ledger = Ledger(NODES, find("dally")(), Consolidate())
+    ledger.apply({"op": "arrive", "t": 1, "job": "1", "gpus": 8, "tenant": "t", "submit_s": 1})
+    assert isinstance(ledger.view(1).now_s, float)
+    planned, view = ledger.decide(2)
+    assert isinstance(view.now_s, float)
+    ledger.apply(planned.entry())
+    assert [job for job, _ in planned.start] == ["1"]

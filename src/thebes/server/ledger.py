@@ -223,6 +223,7 @@ class Ledger:
         return np.fromiter(self.row_of.values(), np.int64, len(self.row_of))
 
     def view(self, now_s: float) -> View:
+        now_s = float(now_s)  # compiled code that first sees a whole number would take only whole numbers from then on
         rows = self._scheduled()
         needs = self.policy.needs
         services = np.array(self.services if DISTRIBUTION in needs else [])
@@ -256,7 +257,7 @@ class Ledger:
 
     def decide(self, now_s: float, *, fingerprint: bool = True) -> tuple[Planned, View]:
         """Ask the policy; the answer is checked, and nothing has changed yet."""
-        now_s = max(now_s, self.now_s)
+        now_s = max(float(now_s), self.now_s)
         view = self.view(now_s)
         digest = self.digest(view) if fingerprint else ""
         if not len(view.jobs):
@@ -317,7 +318,8 @@ class Ledger:
                 hint="nothing was changed; this is a bug of the policy",
             )
         if not decision.wake_s > view.now_s:
-            raise UserError(f"policy {label}: it asks to be woken at {decision.wake_s:g}, which is not in the future")
+            late_s = view.now_s - decision.wake_s
+            raise UserError(f"policy {label}: it asks to be woken {late_s:g} s ago, which is not in the future")
         if len(decision.fate) != len(view.jobs):
             raise UserError(f"policy {label}: it tells the fate of {len(decision.fate)} of {len(view.jobs)} jobs")
 

@@ -65,7 +65,7 @@ def rehearse(policy: Policy, placement: Placement) -> None:
 
     ledger = Ledger([NodeSpec("n0", 2)], policy, placement)
     with suppress(Exception):  # a policy of the user's own may fail: the controller tells about it when it does
-        for time_s, job in enumerate(("1", "2"), start=1):
+        for time_s, job in ((1.0, "1"), (2.0, "2")):
             ledger.apply({"op": "arrive", "t": time_s, "job": job, "gpus": 2, "tenant": "t", "submit_s": time_s})
             planned, _ = ledger.decide(time_s)
             ledger.apply(planned.entry())
