@@ -147,6 +147,29 @@ def test_a_backup_says_of_what_and_does_not_go_onto_a_running_cluster(running: C
     assert told.out == f"restored into {tmp_path / 'new'}: 0 jobs. `thebes up` goes on from there.\n"
 
 
+def test_after_a_restore_jobs_go_on_and_no_number_is_given_out_twice(cluster: Cluster, tmp_path: Path) -> None:
+    """What happened since the backup is on the nodes: starts of jobs, and jobs that it does not know."""
+    cluster.up(*VIRTUAL)
+    script = "echo start $THEBES_INCARNATION; test -e again && exit 0; sleep 300"
+    submit = ("submit", "--gpus", "1", "--workdir", tmp_path, "--", "bash", "-c", script)
+    assert cluster.run(*submit).out == "1\n"
+    client = cluster.client()
+    eventually(lambda: client.job("1")["state"] == "running")
+    assert cluster.run("backup", tmp_path / "file").code == 0
+    assert cluster.run("submit", "--", "sleep", "300").out == "2\n"
+    eventually(lambda: client.job("2")["state"] == "running")
+    assert cluster.run("preempt", "1", "--grace", "0s").code == 0
+    eventually(lambda: (client.job("1")["incarnation"], client.job("1")["state"]) == (2, "running"))
+    assert cluster.run("down", "--now").code == 0
+    assert cluster.run("restore", tmp_path / "file", "--force").code == 0
+    (tmp_path / "again").touch()
+    cluster.up()
+    client = cluster.client()
+    eventually(lambda: client.job("1")["state"] == "completed")
+    assert cluster.run("submit", "--", "true").out == "3\n"
+    eventually(lambda: client.job("3")["state"] == "completed")
+
+
 def test_what_is_secret_is_for_the_owner_alone(running: Cluster) -> None:
     assert stat.S_IMODE(running.instance.dir.stat().st_mode) == 0o700
     for path in (running.instance.token, running.instance.config, running.instance.store):

@@ -100,7 +100,9 @@ class AgentEngine:
             if not isinstance(answer, BaseException)
         ]
         for report in told:
-            self._links[report.node].reports.setdefault(key, report)
+            link = self._links[report.node]
+            if link.reports.setdefault(key, report) is report and report.state == "exited":
+                link.listener(report)  # one that has ended long ago: nobody else tells of it
         failed = [report for report in told if report.cause == "launch-failed"]
         if len(links) > 1 and (errors or failed):
             why = str(errors[0]) if errors else f"{failed[0].node}: {failed[0].detail}"

@@ -44,6 +44,7 @@ from thebes.server.recovery import (
     last_checkpoints,
     last_instant_s,
     named,
+    newest_job,
     unfinished_dependencies,
 )
 from thebes.server.snapshots import Snapshots
@@ -145,6 +146,10 @@ class Controller:
             waits_for, failed = unfinished_dependencies(c, rows)
             checkpoints = last_checkpoints(c)
             ledger = self._packs(self._restored(list(db.journal_since_snapshot(c)), rows))
+            ever = db.jobs_ever(c)
+        newest = await asyncio.to_thread(newest_job, self.shared.jobs)
+        if newest > ever:  # the store is from a backup: checkpoints and logs of jobs that it does not know are there
+            await self.store.change(lambda c: db.pass_over_jobs(c, newest), must=True)
         self.clock = self._clock_of(kept, last_s)
         now_s = self.clock.now_s()
         settings = Settings(self.config.grace_s, self.config.log_limit_mib << 20, str(self.shared.jobs))

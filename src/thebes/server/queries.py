@@ -452,6 +452,11 @@ def set_meta(c: Connection, key: str, value: str) -> None:
         c.execute(meta.insert().values(key=key, value=value))
 
 
+def pass_over_jobs(c: Connection, newest: int) -> None:
+    """Numbers up to this one are not given out: somebody has had them."""
+    c.execute(counters.update().where(_JOB_COUNTER, counters.c.value < newest).values(value=newest))
+
+
 def jobs_ever(c: Connection) -> int:
     """How many numbers of jobs were given out: 0 for a store that was never used."""
     return int(_COUNT.run(c).fetchone()[0])

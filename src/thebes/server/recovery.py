@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
+from pathlib import Path
 
 from sqlalchemy import Connection, select
 
@@ -70,3 +72,12 @@ def check_dependencies(
             elif not row.terminal:
                 waits_for.add(row.id)
     return waits_for, failed
+
+
+def newest_job(folder: Path) -> int:
+    """The highest number of a job that has a folder of its own there."""
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - there may be a hundred thousand
+    except OSError:
+        return 0
+    return max((int(number) for name in names if (number := name.partition("_")[0]).isdecimal()), default=0)
