@@ -177,6 +177,24 @@ def test_up_again_while_ray_is_away_warns_and_comes_up(tmp_path: Path) -> None:
         assert thebes("down", "--now", "--dir", str(folder)).returncode == 0
 
 
+def test_down_that_keeps_jobs_names_those_on_other_machines(cluster: Any, tmp_path: Path) -> None:
+    env = {"THEBES_DIR": str(tmp_path / "instance")}
+    try:
+        up = thebes("up", "--engine", "ray", "--address", cluster.address, "--home", "127.0.0.1", env=env)
+        assert up.returncode == 0, up.stderr
+        assert thebes("submit", "--gpus", "1", "--", "sleep", "300", env=env).stdout == "1\n"
+        deadline = time.monotonic() + 30
+        while "running" not in thebes("ps", env=env).stdout:
+            assert time.monotonic() < deadline
+        down = thebes("down", "--keep-jobs", env=env)
+        assert "job 1  runs on; the next `thebes up` takes it over" in down.stdout
+        assert thebes("up", env=env).returncode == 0
+        assert "running" in thebes("ps", env=env).stdout
+        assert thebes("cancel", "1", env=env).returncode == 0
+    finally:
+        assert thebes("down", "--now", env=env).returncode == 0
+
+
 def test_somebody_who_lets_us_in_and_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 

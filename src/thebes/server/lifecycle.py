@@ -627,13 +627,14 @@ def take_down(instance: Instance, mode: Mode, tell: Tell) -> list[Ending]:
             tell(f"the cluster goes on without this controller: {', '.join(heirs)}")
             mode = "keep"
         endings = _end_through_controller(instance, mode, tell) if living_parts(instance) and not heirs else []
+        going_on = _running_elsewhere(instance) if mode == "keep" and not heirs else []
         for name in stop_instance(instance, agent_names(instance)):
             tell(f"{name} did not stop by itself and was killed")
         known = {ending.job_id for ending in endings}
         if mode == "keep":
             rest = [
                 Ending(job_id, "runs on; the next `thebes up` takes it over")
-                for job_id in _job_ids(instance)
+                for job_id in dict.fromkeys([*_job_ids(instance), *going_on])
                 if job_id not in known
             ]
         else:
@@ -658,6 +659,15 @@ def _heirs(instance: Instance, mode: Mode) -> list[str]:
             hint="cancel the jobs (`thebes cancel`), or take the others down first",
         )
     return others
+
+
+def _running_elsewhere(instance: Instance) -> list[str]:
+    """Jobs that run on other machines: nothing in our folder tells of them."""
+    with suppress(UserError):
+        if load(instance.config).engine == "local":
+            return []
+    answer = ask(instance, "GET", "/v1/jobs?state=running&limit=1000", with_token=True, timeout_s=5.0)
+    return [str(job["id"]) for job in answer.body.get("jobs", [])] if answer is not None else []
 
 
 def _job_ids(instance: Instance) -> list[str]:
