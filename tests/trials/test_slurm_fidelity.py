@@ -15,7 +15,7 @@ from thebes.server.config import load
 
 pytestmark = pytest.mark.slurm
 
-JOBS, SECONDS, GPUS, MOST_ERROR, TRIES = 200, 140.0, 512, 0.05, 2
+JOBS, SECONDS, GPUS, MOST_ERROR, TRIES = 200, 170.0, 512, 0.05, 2
 
 
 def test_slurm_does_what_the_simulator_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
