@@ -97,7 +97,7 @@ def test_follow_goes_through_incarnations(ann: Either, world: World) -> None:
     def live() -> None:
         world.until(lambda: world.is_running(job.id, 1))
         world.write_log(job.id, b"first life\n", 1)
-        time.sleep(0.2)
+        time.sleep(1.0)  # the reader may not have asked yet
         helper.preempt(job.id)
         world.until(lambda: world.is_running(job.id, 2))
         world.write_log(job.id, b"second life\n", 2)
