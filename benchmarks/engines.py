@@ -115,19 +115,22 @@ def run_trials(engines: list[str]) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("engines", nargs="*", choices=[*SIZES, []], default=list(SIZES))
+    parser.add_argument("engines", nargs="*", metavar="ENGINE", help=" or ".join(SIZES))
     parser.add_argument("--trials", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
+    engines = options.engines or list(SIZES)
+    if unknown := set(engines) - set(SIZES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {' and '.join(SIZES)}")
     found: dict[str, Any] = about_this_run()
     found["busy_before"] = round(psutil.cpu_percent(2.0) / 100, 3)
-    for name in options.engines:
+    for name in engines:
         nodes, gang_nodes, jobs = SIZES[name]
         with tempfile.TemporaryDirectory() as folder, WORLDS[name](Path(folder), nodes) as world:
             found[name] = asyncio.run(measure(world, gang_nodes, jobs))
             print(f"{name}: {json.dumps(found[name])}")
     if options.trials:
-        found["trials"] = run_trials(options.engines)
+        found["trials"] = run_trials(engines)
     if options.out:
         options.out.write_text(json.dumps(found, indent=2) + "\n")
 
