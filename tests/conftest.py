@@ -53,17 +53,10 @@ def shared() -> Path:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A real PostgreSQL server for all tests of this process. Tests that use it carry the mark `postgres`."""
-    from components import require
+    from postgres_server import running_server
 
-    require("postgres")
-    from postgres_server import PostgresServer
-
-    server = PostgresServer()
-    try:
-        server.start()
+    with running_server() as server:
         yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,12 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from components import require
 
 USER = "postgres"
 
@@ -154,3 +157,15 @@ def _has_user(name: str) -> bool:
     except KeyError:
         return False
     return True
+
+
+@contextmanager
+def running_server() -> Iterator[PostgresServer]:
+    """A server that is up, and gone at the end. Skips where there is no PostgreSQL; CI insists on it."""
+    require("postgres")
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cut_wire import Wire
 
-from postgres_server import PostgresServer
+from postgres_server import PostgresServer, running_server
 from thebes.server import store as db
 
 
@@ -34,15 +34,8 @@ def store(url: str) -> Iterator[db.Store]:
 @pytest.fixture
 def own_server() -> Iterator[PostgresServer]:
     """A server that the test may kill."""
-    from components import require
-
-    require("postgres")
-    server = PostgresServer()
-    try:
-        server.start()
+    with running_server() as server:
         yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture

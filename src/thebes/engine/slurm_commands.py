@@ -13,7 +13,7 @@ import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -388,7 +388,6 @@ class Request:
     reservation: str = ""
     time: str = ""  # as Slurm reads it; empty: what the partition gives
     whole_nodes: bool = False
-    more: tuple[str, ...] = field(default_factory=tuple)  # further options of the site: --account=..., --qos=...
 
 
 def salloc_args(request: Request) -> list[str]:
@@ -407,7 +406,6 @@ def salloc_args(request: Request) -> list[str]:
         args += ["--exclusive"] if request.whole_nodes else [f"--cpus-per-task={group.cpus}"]
         args += [f"--gres={group.gres}"] if group.gres else []
         args += [f"--mem={group.memory_mib}M"] if group.memory_mib and not request.whole_nodes else []
-        args += request.more
     return args
 
 
