@@ -21,7 +21,7 @@ from thebes.client import Client
 from thebes.model.errors import UserError
 from thebes.node.instance import Instance
 from thebes.node.keeper import stop_instance
-from thebes.server.lifecycle import agent_names, ask, end_attempts
+from thebes.server.lifecycle import Options, agent_names, ask, bring_up, end_attempts, wait_for_keeper
 
 T = TypeVar("T")
 VIRTUAL = ("--virtual-gpus", 2)
@@ -492,26 +492,33 @@ def test_up_after_a_down_that_was_broken_off_makes_the_cluster_take_jobs_again(r
     assert running.client().submit(["true"], workdir="/").wait(60.0)["state"] == "completed"
 
 
+def in_the_foreground(cluster: Cluster) -> subprocess.Popen[str]:
+    """`thebes up --foreground` that has said that it is up."""
+    command = [sys.executable, "-c", "from thebes.cli import main; main()", "up", "--dir", str(cluster.instance.dir)]
+    process = subprocess.Popen(
+        [*command, "--virtual-gpus", "1", "--foreground"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "Thebes is up" in line:
+            return process
+    raise AssertionError(process.communicate()[1])
+
+
 def test_in_the_foreground_it_stays_until_the_cluster_is_taken_down(cluster: Cluster) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        "from thebes.cli import main; main()",
-        "up",
-        "--dir",
-        str(cluster.instance.dir),
-        "--virtual-gpus",
-        "1",
-    ]
-    first = subprocess.Popen([*command, "--foreground"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    eventually(lambda: cluster.instance.exists and cluster.pid("keeper") and cluster.status()["controller"]["healthy"])
+    first = in_the_foreground(cluster)
     assert first.poll() is None
     os.kill(cluster.pid("keeper"), signal.SIGKILL)  # systemd would start us again now
     _, told = first.communicate(timeout=60)
     assert first.returncode == 2
     assert "the keeper has ended without having been told to" in told
-    second = subprocess.Popen([*command, "--foreground"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    eventually(lambda: cluster.pid("keeper"))
+    second = in_the_foreground(cluster)
     assert cluster.run("down").code == 0
     second.communicate(timeout=60)
     assert second.returncode == 0
+
+
+def test_a_cluster_taken_down_before_anybody_waits_for_it_was_told_to_end(cluster: Cluster) -> None:
+    brought = bring_up(cluster.instance, Options(virtual_gpus=1, nodes=1))
+    assert cluster.run("down").code == 0
+    assert wait_for_keeper(cluster.instance, brought.log)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from thebes.node.instance import Instance
     from thebes.placement import Placement
     from thebes.policy import Policy
+    from thebes.server.lifecycle import LogMark
 
 token = typer.Typer(help="Tokens: who may use the cluster.", no_args_is_help=True)
 tenant = typer.Typer(help="Tenants: whose account jobs run on, and how many GPUs they may hold.", no_args_is_help=True)
@@ -196,14 +197,14 @@ def up(
         print(f"  export THEBES_DIR={_quoted(str(instance.dir))}")
     print("  thebes submit --gpus 1 -- python train.py", flush=True)
     if foreground:
-        stay(instance)
+        stay(instance, brought.log)
 
 
-def stay(instance: Instance) -> None:
+def stay(instance: Instance, log: LogMark) -> None:
     """Until the cluster is taken down. A keeper that was killed is an error: whoever started us starts us again."""
     from thebes.server.lifecycle import wait_for_keeper
 
-    if not wait_for_keeper(instance):
+    if not wait_for_keeper(instance, log):
         raise UserError("the keeper has ended without having been told to", hint="`thebes up` takes everything over")
 
 

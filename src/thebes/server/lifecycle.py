@@ -92,6 +92,7 @@ class Brought:
     config: Config
     url: str
     was_up: bool
+    log: LogMark  # what the keeper has logged since
     leader: str | None = None  # where the leader answers, if this one is a standby
     trouble: str = ""  # why none of the nodes can be used now
 
@@ -387,7 +388,7 @@ def bring_up(
         chosen = live_policy(wanted)
         check_listening(wanted)
         was_up = instance.holder_pid("keeper") is not None
-        mark = _LogMark(instance.log / "keeper.jsonl")
+        mark = LogMark(instance.log / "keeper.jsonl")
         if not was_up:
             _make_shared(wanted)
             prepare(*chosen)
@@ -408,7 +409,7 @@ def bring_up(
                 stop_instance(instance, wanted.node_names)
                 _restore(instance, saved, wanted)
             raise
-    return Brought(wanted, url, was_up, leader, trouble)
+    return Brought(wanted, url, was_up, mark, leader, trouble)
 
 
 def _make_shared(config: Config) -> None:
@@ -423,9 +424,8 @@ def _make_shared(config: Config) -> None:
             raise UserError(told.message, hint=told.hint.replace("--dir", "--shared")) from error
 
 
-def wait_for_keeper(instance: Instance) -> bool:
-    """Until it ends; whether it was told to."""
-    mark = _LogMark(instance.log / "keeper.jsonl")
+def wait_for_keeper(instance: Instance, log: LogMark) -> bool:
+    """Until it ends; whether it was told to since that mark: a `down` may come before we begin to wait."""
     pid = instance.holder_pid("keeper")
     with suppress(ProcessLookupError):
         if pid is not None:
@@ -435,7 +435,7 @@ def wait_for_keeper(instance: Instance) -> bool:
                     pass
             finally:
                 os.close(pidfd)
-    return mark.stopped()
+    return log.stopped()
 
 
 def _go_on(instance: Instance) -> None:
@@ -493,7 +493,7 @@ def _alone(instance: Instance) -> Any:
 
 
 def _wait_until_ready(
-    instance: Instance, config: Config, mark: _LogMark, keeper: subprocess.Popen[bytes] | None, *, known: bool
+    instance: Instance, config: Config, mark: LogMark, keeper: subprocess.Popen[bytes] | None, *, known: bool
 ) -> tuple[str, str | None, str]:
     """Its address; that of the leader, if this one is a standby; and why no node can be used.
 
@@ -559,7 +559,7 @@ def _not_alive(instance: Instance, config: Config) -> list[str]:
     return [name for name in config.node_names if name not in alive]
 
 
-class _LogMark:
+class LogMark:
     """What the keeper logs from now on about parts that died."""
 
     def __init__(self, path: Path) -> None:
