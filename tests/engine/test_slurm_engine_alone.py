@@ -33,7 +33,7 @@ class LargeSlurm:
         self.records = [
             NodeRecord(
                 *(f"n{i}", f"n{i}", frozenset({"MIXED"}), "", tuple(Gres(f"g{j}", 1) for j in range(GPUS))),
-                *((*used.get(f"n{i}", ()), GPUS - 1), 0, 64, 1 << 20, (), ""),
+                *((*used.get(f"n{i}", ()), GPUS - 1), 0, 64, 1, 1 << 20, (), ""),
             )
             for i in range(NODES)
         ]

@@ -183,6 +183,10 @@ def test_nodes_of_a_site_are_configured_rack_by_rack() -> None:
     [
         (Options(partition="gpu"), "--partition is for --engine slurm, and this is --engine local"),
         (Options(engine="ray", reservation="r"), "--reservation is for --engine slurm, and this is --engine ray"),
+        (Options(engine="ray", account="a"), "--account is for --engine slurm, and this is --engine ray"),
+        (Options(qos="q"), "--qos is for --engine slurm, and this is --engine local"),
+        (Options(time_limit="60"), "--time is for --engine slurm, and this is --engine local"),
+        (Options(engine="slurm", time_limit="a day"), "--time a day: not a time as Slurm writes it"),
         (Options(engine="slurm", address="h:1"), "--address is for --engine ray, and this is --engine slurm"),
         (Options(engine="slurm", virtual_gpus=8), "--virtual-gpus and --nodes are for --engine local: Slurm tells"),
         (Options(shared="/tmp/x"), "--home and --shared are for --engine slurm or ray"),

@@ -12,7 +12,8 @@
 Nodes are n1, n2, ... with `gpus` GPUs each, in `switches` racks of equal size (rack1, rack2, ...). `exact_ids` gives
 each GPU a gres type of its own (g0, g1, ...), so that a job can ask for exact ones; without it all are `gpu:a100`.
 `whole_nodes` makes the partition exclusive. Partition `main` has all nodes; `cpu` has one node without GPUs, down.
-Nodes carry the feature `thebes-virtual`: their GPUs are virtual, so jobs there can be frozen. `slurm.address` is an
+Nodes carry the feature `thebes-virtual`: their GPUs are virtual, so jobs there can be frozen; unless `devices` names
+real GPUs (/dev/nvidia0, ...). `slurm.address` is an
 address of this machine that every node can call.
 
 All daemons and whatever they start descend from one host process, a subreaper: it ends them all when we leave, also if
@@ -175,6 +176,8 @@ def slurm_cluster(
     max_time: str = "INFINITE",
     slurmd_timeout_s: int = 5,
     kill_wait_s: int = 5,
+    shape: str = "CPUs=64 Sockets=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=64000",
+    devices: Sequence[str] = (),
     conf: Sequence[str] = (),
 ) -> Iterator[SlurmCluster]:
     """A running cluster with every node idle. `conf`: further lines of slurm.conf. The folder is removed at the end."""
@@ -194,6 +197,8 @@ def slurm_cluster(
             "max_time": max_time,
             "slurmd_timeout_s": slurmd_timeout_s,
             "kill_wait_s": kill_wait_s,
+            "shape": shape,
+            "devices": tuple(devices),
             "conf": tuple(conf),
             "ports": ports,
             "address": "127.0.0.1",
@@ -262,7 +267,7 @@ def _make_files(own: Path, options: dict[str, Any]) -> None:
     key = own / "munge.key"
     key.write_bytes(random.randbytes(1024))
     key.chmod(0o400)
-    for number in range(options["gpus"]):
+    for number in range(0 if options["devices"] else options["gpus"]):
         device = own / f"dev/nvidia{number}"
         with suppress(FileExistsError):
             os.mknod(device, 0o666 | 0o020000, os.makedev(1, 3))  # clones of /dev/null
@@ -277,7 +282,7 @@ def slurm_conf(own: Path, options: dict[str, Any]) -> str:
     gres = "gpu:a100:" + str(options["gpus"])
     if options["exact_ids"]:
         gres = ",".join(f"gpu:g{number}:1" for number in range(options["gpus"]))
-    shape = "CPUs=64 Sockets=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=64000"
+    shape, virtual = options["shape"], "" if options["devices"] else "Feature=thebes-virtual "
     lines = [
         "ClusterName=thebes",
         f"SlurmctldHost=localhost({options['address']})",
@@ -312,7 +317,7 @@ def slurm_conf(own: Path, options: dict[str, Any]) -> str:
     for number, (name, address) in enumerate(options["addresses"].items(), start=1):
         lines.append(
             f"NodeName={name} NodeHostname=localhost NodeAddr={address} Port={ports[number]} {shape} Gres={gres} "
-            "Feature=thebes-virtual State=UNKNOWN"
+            f"{virtual}State=UNKNOWN"
         )
     lines.append(f"NodeName=cpu1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[0] + 99} {shape} State=DOWN")
     limit = f"MaxTime={options['max_time']} State=UP"
@@ -324,10 +329,11 @@ def slurm_conf(own: Path, options: dict[str, Any]) -> str:
 
 def gres_conf(own: Path, options: dict[str, Any]) -> str:
     nodes, gpus = f"n[1-{options['nodes']}]", options["gpus"]
-    if not options["exact_ids"]:
-        return f"NodeName={nodes} Name=gpu Type=a100 File={own}/dev/nvidia[0-{gpus - 1}]\n"
-    lines = [f"NodeName={nodes} Name=gpu Type=g{number} File={own}/dev/nvidia{number}\n" for number in range(gpus)]
-    return "".join(lines)
+    files = options["devices"] or [f"{own}/dev/nvidia{number}" for number in range(gpus)]
+    kinds = [f"g{number}" if options["exact_ids"] else "a100" for number in range(gpus)]
+    return "".join(
+        f"NodeName={nodes} Name=gpu Type={kind} File={file}\n" for kind, file in zip(kinds, files, strict=True)
+    )
 
 
 def topology_conf(options: dict[str, Any]) -> str:

@@ -14,8 +14,8 @@ from slurm_cluster import SlurmCluster, slurm_cluster
 from components import require
 from thebes.cli.engine import lines
 from thebes.engine.finding import Finding, worst
-from thebes.engine.slurm_check import limit_findings, probe_findings, site_findings
-from thebes.engine.slurm_commands import parse_config, parse_node, parse_partition
+from thebes.engine.slurm_check import limit_findings, probe_findings, site_findings, trial_failure
+from thebes.engine.slurm_commands import failure, parse_config, parse_node, parse_partition
 
 RECORDED = Path(__file__).parent / "recorded"
 CONFIG = parse_config((RECORDED / "config.txt").read_text())
@@ -50,6 +50,18 @@ def test_a_site_with_less() -> None:
     assert "all nodes count as one rack" in found["topology"].detail
     whole = parse_partition("PartitionName=x Nodes=h1 State=UP OverSubscribe=EXCLUSIVE")
     assert "whole nodes only" in by_what(site_findings(CONFIG, PLAIN, whole, {}))["GPU ids"].detail
+
+
+def test_why_no_step_could_be_run() -> None:
+    account = "srun: error: Unable to allocate resources: Invalid account or account/partition combination specified"
+    found = trial_failure(failure("srun", 1, account))
+    assert (found.level, found.what) == ("problem", "account")
+    assert "--account" in found.hint
+    python = trial_failure(failure("srun", 2, "slurmstepd: error: execve(): python: No such file or directory"))
+    assert (python.level, python.what) == ("problem", "Python")
+    busy = trial_failure(failure("srun", 1, "srun: error: Unable to allocate resources: Requested nodes are busy"))
+    assert (busy.level, busy.what) == ("warning", "trial step")
+    assert "Requested nodes are busy" in busy.detail
 
 
 def test_what_the_site_does_to_jobs_by_itself() -> None:

@@ -15,6 +15,7 @@ from thebes.engine.slurm_commands import (
     Request,
     Slurm,
     SlurmError,
+    Terms,
     clean_env,
     expand_hosts,
     failure,
@@ -191,8 +192,7 @@ REQUEST = Request(
     comment="Thebes job 7",
     groups=(Group(("n1", "n2"), "gpu:g0:1,gpu:g1:1", 16), Group(("n4",), "gpu:g6:1", 8, 8000)),
     wait_s=10,
-    partition="main",
-    reservation="ours",
+    terms=Terms("main", "ours", qos="gpu-low"),
     time="1-00:00:00",
 )
 
@@ -200,7 +200,7 @@ REQUEST = Request(
 def test_an_uneven_gang_is_asked_for_as_one_heterogeneous_job() -> None:
     common = [
         *("--job-name=thebes-ab-7.1", "--comment=Thebes job 7", "--partition=main", "--reservation=ours"),
-        "--time=1-00:00:00",
+        *("--qos=gpu-low", "--time=1-00:00:00"),
     ]
     assert salloc_args(REQUEST) == [
         *("salloc", "--no-shell", "--immediate=10", *common),
@@ -239,6 +239,11 @@ def test_other_calls() -> None:
         ("salloc: error: Job submit/allocate failed: Requested node configuration is not available", "busy"),
         ("salloc: error: Job submit/allocate failed: Invalid partition name specified", "partition"),
         ("salloc: error: Job submit/allocate failed: Requested reservation is invalid", "reservation"),
+        (
+            "salloc: error: Job submit/allocate failed: Invalid account or account/partition combination specified",
+            "account",
+        ),
+        ("srun: error: Unable to allocate resources: Invalid qos specification", "account"),
         ("slurm_load_partitions: Unable to contact slurm controller (connect failure)", "silent"),
         ("sinfo: error: s_p_parse_file: cannot stat file /x: No such file or directory", "silent"),
         ("scancel: error: Kill job error on job id 7: Invalid job id specified", "unknown-job"),
@@ -326,6 +331,38 @@ def test_exact_ids_where_each_gpu_has_a_type_of_its_own() -> None:
     assert slurm_nodes.gres_for(N1, [5, 3]) == "gpu:g3:1,gpu:g5:1"
     assert slurm_nodes.gres_for(PLAIN, [5, 3]) == "gpu:a100:2"
     assert slurm_nodes.share_of(PLAIN, 2) == (16, 250)
+
+
+def test_a_share_of_a_node_is_whole_cores_of_what_jobs_may_have() -> None:
+    """A core too many for one job, and the last GPU of the node finds none."""
+    odd = parse_node(
+        "NodeName=h2 Gres=gpu:8 CPUTot=44 CPUEfctv=40 ThreadsPerCore=2 RealMemory=90000 MemSpecLimit=10000 State=IDLE"
+    )
+    shares = [slurm_nodes.share_of(odd, gpus) for gpus in (1, 3, 8)]
+    assert shares == [(4, 10000), (14, 30000), (40, 80000)]  # 2, 7 and 20 cores
+    assert slurm_nodes.share_of(parse_node("NodeName=h3 Gres=gpu:8 CPUTot=4 RealMemory=800"), 1) == (1, 100)
+
+
+@pytest.mark.parametrize(
+    ("partition", "config", "share"),
+    [
+        ("", {}, (4, 10000)),
+        ("", {"MaxMemPerCPU": "2000"}, (4, 8000)),  # Slurm would add CPUs to a job that asks for more
+        ("", {"MaxMemPerCPU": "2000", "MaxMemPerNode": "UNLIMITED"}, (4, 8000)),
+        ("MaxMemPerCPU=2100", {"MaxMemPerCPU": "2000"}, (4, 8400)),
+        ("MaxMemPerNode=9000", {}, (4, 9000)),
+        ("MaxCPUsPerNode=32", {}, (4, 10000)),
+        ("MaxCPUsPerNode=24", {}, (2, 10000)),
+        ("MaxCPUsPerNode=24 MaxMemPerCPU=1000", {}, (2, 2000)),
+        ("MaxCPUsPerNode=UNLIMITED MaxMemPerNode=UNLIMITED", {}, (4, 10000)),
+    ],
+)
+def test_limits_of_the_partition_and_of_the_cluster(
+    partition: str, config: dict[str, str], share: tuple[int, int]
+) -> None:
+    node = parse_node("NodeName=h2 Gres=gpu:8 CPUTot=40 ThreadsPerCore=2 RealMemory=80000 State=IDLE")
+    limits = slurm_nodes.limits_of(parse_partition(f"PartitionName=p {partition}"), config)
+    assert slurm_nodes.share_of(node, 1, limits) == share
 
 
 def test_gpus_of_other_jobs_are_taken() -> None:

@@ -1,4 +1,4 @@
-"""Inside a reservation, and in a partition whose time limit is shorter than the job."""
+"""What a site gives and what it does not: reservations, time limits, cores, memory, accounts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from slurm_cluster import slurm_cluster
-from test_slurm_engine import NEVER_ENDS, SAVES, World
+from test_slurm_engine import NEVER_ENDS, SAVES, World, facts_of
 from worlds import opened, python
 
 from components import require
@@ -70,3 +70,39 @@ def test_a_reservation_is_ours_alone_and_the_partitions_time_limit_is_a_preempti
 
         asyncio.run(story())
         slurm.until(lambda: not slurm.queue(), "no Slurm job left behind", 30.0)
+
+
+def test_every_gpu_finds_its_share_of_cores_and_memory_and_what_slurm_refuses_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes whose cores do not divide by their GPUs, on a site that hands out memory too, and not all of it."""
+    shape = "CPUs=20 Sockets=1 CoresPerSocket=10 ThreadsPerCore=2 RealMemory=8700 MemSpecLimit=700"
+    memory = ("SelectTypeParameters=CR_Core_Memory", "MaxMemPerCPU=300")
+    with slurm_cluster(nodes=1, gpus=8, switches=1, shape=shape, conf=memory) as slurm:
+        for name, value in slurm.env.items():
+            monkeypatch.setenv(name, value)
+
+        async def story() -> None:
+            world = World(slurm, tmp_path / "world", account="physics", time_limit="2:00")
+            async with opened(world) as told:
+                launches = [python(world, NEVER_ENDS, (number,)) for number in range(8)]
+                for launch in launches:
+                    await told.engine.launch(launch)
+                for launch in launches:
+                    await told.report(launch, "running")
+                jobs = slurm.command("squeue", "-h", "-o", "%a %C %m %l").splitlines()
+                assert sorted(set(jobs)) == ["physics 2 600M 2:00"]
+                assert len(jobs) == 8
+                await told.engine.kill(launches[3].job_id, 1)
+                await told.ended(launches[3])
+
+                refused = World(slurm, tmp_path / "refused", reservation="gone")
+                async with opened(refused) as others:
+                    with pytest.raises(GpusTaken, match="reservation"):
+                        await others.engine.launch(python(refused, NEVER_ENDS, (3,)))
+                    gpu = facts_of(others, "n1").gpus[3]
+                    assert "Slurm does not give it (salloc: " in gpu.taken
+                    assert "reservation" in gpu.taken.lower()
+
+        asyncio.run(story())
+        slurm.cancel_all()

@@ -30,6 +30,8 @@ def check(
     engine: Annotated[str, typer.Argument(metavar="slurm|ray", help="Which kind of cluster.")],
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the partition to work in.")] = None,
     reservation: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the reservation to work in.")] = None,
+    account: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the account of our jobs.")] = None,
+    qos: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: their quality of service.")] = None,
     shared: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Slurm: a folder that all nodes see. Default: this one.")
     ] = None,
@@ -43,13 +45,15 @@ def check(
     if engine not in ENGINES:
         raise UserError(f"there is no engine '{engine}' to check", hint="slurm or ray")
     _only_for("ray", engine, {"--address": address})
-    told = {"--partition": partition, "--reservation": reservation, "--shared": shared, "--home": home}
-    _only_for("slurm", engine, told)
+    told = {"--partition": partition, "--reservation": reservation, "--account": account, "--qos": qos}
+    _only_for("slurm", engine, {**told, "--shared": shared, "--home": home})
     if engine == "slurm":
         from thebes.engine.slurm_check import check as look
+        from thebes.engine.slurm_commands import Terms
 
         host = (home or "").rpartition(":")[0] if (home or "").rpartition(":")[2].isdigit() else home or ""
-        found = look(partition or "", reservation or "", shared=shared.absolute() if shared else None, home=host)
+        terms = Terms(partition or "", reservation or "", account or "", qos or "")
+        found = look(terms, shared=shared.absolute() if shared else None, home=host)
     else:
         from thebes.engine.ray_check import check as look_at_ray
 

@@ -48,6 +48,23 @@ def up(
     reservation: Annotated[
         str | None, typer.Option(metavar="NAME", rich_help_panel=SITE, help="Slurm: the reservation to work in.")
     ] = None,
+    account: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", rich_help_panel=SITE, help="Slurm: the account of our jobs. Default: yours."),
+    ] = None,
+    qos: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", rich_help_panel=SITE, help="Slurm: their quality of service. Default: yours."),
+    ] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--time",
+            metavar="LIMIT",
+            rich_help_panel=SITE,
+            help="Slurm: their time limit; they go on in a new one. Default: the partition's.",
+        ),
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", rich_help_panel=SITE, help="Ray: the head of the cluster, or auto."),
@@ -171,6 +188,9 @@ def up(
             engine=engine,
             partition=partition,
             reservation=reservation,
+            account=account,
+            qos=qos,
+            time_limit=time_limit,
             address=address,
             shared=shared,
             home=home,

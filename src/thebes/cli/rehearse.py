@@ -29,6 +29,8 @@ def rehearse(
     engine: Annotated[str | None, typer.Option(metavar="NAME", help="local, slurm or ray, as in `up`.")] = None,
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the partition.")] = None,
     reservation: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the reservation.")] = None,
+    account: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the account.")] = None,
+    qos: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the quality of service.")] = None,
     address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Ray: the head.")] = None,
     home: Annotated[str | None, typer.Option(metavar="HOST[:PORT]", help="Where nodes reach us.")] = None,
     below: Annotated[
@@ -52,7 +54,15 @@ def rehearse(
     from thebes.server import rehearsal
     from thebes.server.lifecycle import Options, bring_up, take_down, wanted_config
 
-    where = Options(engine=engine, partition=partition, reservation=reservation, address=address, home=home)
+    where = Options(
+        engine=engine,
+        partition=partition,
+        reservation=reservation,
+        account=account,
+        qos=qos,
+        address=address,
+        home=home,
+    )
     if engine in (None, "local"):
         where = replace(where, virtual_gpus=gpus or 8)
     elif gpus is not None:

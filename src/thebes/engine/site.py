@@ -24,6 +24,9 @@ class Site:
     other_homes: tuple[str, ...] = ()  # of controllers that may take over
     partition: str = ""
     reservation: str = ""
+    account: str = ""
+    qos: str = ""
+    time_limit: str = ""  # of our Slurm jobs
     ray_address: str = ""
     python: str = sys.executable
 

@@ -53,6 +53,7 @@ from thebes.engine.slurm_commands import (
     Request,
     Slurm,
     SlurmError,
+    Terms,
     seconds_of,
     srun_args,
 )
@@ -636,15 +637,14 @@ class SlurmEngine:
             comment=f"Thebes job {gang.job_id}",
             groups=groups,
             wait_s=self._wait_s(len(groups)),
-            partition=self.site.partition,
-            reservation=self.site.reservation,
+            terms=Terms(self.site.partition, self.site.reservation, self.site.account, self.site.qos),
             time=self._time(),
             whole_nodes=self.mode == "whole",
         )
         try:
             gang.slurm_job = await self.slurm.allocate(request)
         except SlurmError as error:
-            if error.trouble != "busy":
+            if error.trouble in ("silent", "missing"):
                 raise
             await self._not_given(gang, error)
         if self.mode == "counts":
@@ -674,11 +674,12 @@ class SlurmEngine:
     def _groups_of(self, gang: Gang) -> tuple[Group, ...]:
         """Nodes that give the same are one component of the Slurm job."""
         with_memory = "MEMORY" in self._config.get("SelectTypeParameters", "").upper()
+        limits = site_nodes.limits_of(self._partition, self._config)
         found: dict[tuple[str, int, int], list[str]] = {}
         for part in gang.parts:
             record = self._records[part.node]
             gpus = range(len(site_nodes.kinds_of(record))) if self.mode == "whole" else part.gpus
-            cpus, memory_mib = site_nodes.share_of(record, len(gpus))
+            cpus, memory_mib = site_nodes.share_of(record, len(gpus), limits)
             shape = (site_nodes.gres_for(record, list(gpus)), cpus, memory_mib if with_memory else 0)
             found.setdefault(shape, []).append(part.node)
         return tuple(Group(tuple(nodes), *shape) for shape, nodes in found.items())
@@ -692,6 +693,9 @@ class SlurmEngine:
         return GIVEN_WITHIN_S + int(interval if interval.isdigit() else 30)
 
     def _time(self) -> str:
+        """As long as the partition lets a job run, or its default would be the limit."""
+        if self.site.time_limit:
+            return self.site.time_limit
         limit = self._partition.max_time if self._partition is not None else ""
         return limit if seconds_of(limit) is not None else ""
 

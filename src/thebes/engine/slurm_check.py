@@ -18,7 +18,7 @@ from pathlib import Path
 
 from thebes.engine import slurm_nodes
 from thebes.engine.finding import Finding
-from thebes.engine.slurm_commands import NodeRecord, Partition, Slurm, SlurmError, seconds_of
+from thebes.engine.slurm_commands import NodeRecord, Partition, Slurm, SlurmError, Terms, seconds_of
 from thebes.model.errors import UserError
 
 OLDEST = (21, 8)
@@ -43,14 +43,12 @@ print(json.dumps(found))
 """
 
 
-def check(partition: str = "", reservation: str = "", *, shared: Path | None = None, home: str = "") -> list[Finding]:
+def check(terms: Terms, *, shared: Path | None = None, home: str = "") -> list[Finding]:
     """All there is to say; the first problem that hides the rest is the last."""
-    return asyncio.run(look(Slurm(), partition, reservation, shared=shared, home=home))
+    return asyncio.run(look(Slurm(), terms, shared=shared, home=home))
 
 
-async def look(
-    slurm: Slurm, partition: str, reservation: str, *, shared: Path | None = None, home: str = ""
-) -> list[Finding]:
+async def look(slurm: Slurm, terms: Terms, *, shared: Path | None = None, home: str = "") -> list[Finding]:
     try:
         config, records, partitions, reservations, racks = await asyncio.gather(
             slurm.config(), slurm.nodes(), slurm.partitions(), slurm.reservations(), slurm.racks()
@@ -59,8 +57,8 @@ async def look(
             records,
             partitions,
             reservations,
-            partition=partition,
-            reservation=reservation,
+            partition=terms.partition,
+            reservation=terms.reservation,
             user=slurm_nodes.user_name(),
         )
     except SlurmError as error:
@@ -69,7 +67,7 @@ async def look(
     except UserError as error:
         return [Finding("problem", "partition", error.message, error.hint)]
     found = [*site_findings(config, nodes, used, racks), *limit_findings(config, used)]
-    found += await _try_a_node(slurm, nodes, partition, reservation, shared or Path.cwd(), home)
+    found += await _try_a_node(slurm, nodes, terms, shared or Path.cwd(), home)
     return found
 
 
@@ -181,7 +179,7 @@ def limit_findings(config: dict[str, str], partition: Partition) -> list[Finding
 
 
 async def _try_a_node(
-    slurm: Slurm, nodes: Sequence[NodeRecord], partition: str, reservation: str, shared: Path, home: str
+    slurm: Slurm, nodes: Sequence[NodeRecord], terms: Terms, shared: Path, home: str
 ) -> list[Finding]:
     """One short step on one node."""
     usable = [node for node in nodes if slurm_nodes.facts_of(node, rack="", taken={}).alive]
@@ -194,25 +192,13 @@ async def _try_a_node(
         mark.write_text(word)
         host = home or socket.getfqdn()
         args = ["srun", "--quiet", "--nodes=1", "--ntasks=1", f"--immediate={PROBE_S}", "--mpi=none", "--input=none"]
-        args += ["--time=1", "--job-name=thebes-check"]
-        args += [f"--partition={partition}"] if partition else []
-        args += [f"--reservation={reservation}"] if reservation else []
+        args += ["--time=1", "--job-name=thebes-check", *terms.args()]
         probe = [str(mark), word, host, str(door.getsockname()[1])]
         asked_s = time.time()
         text = await slurm.run([*args, sys.executable, "-I", "-S", "-c", _PROBE, *probe], timeout_s=PROBE_S + 20)
         return probe_findings(json.loads(text), shared, host, asked_s, time.time())
     except SlurmError as error:
-        if "execve" in error.message or "No such file" in error.message:
-            return [
-                Finding(
-                    "problem",
-                    "Python",
-                    f"a node cannot run {sys.executable} ({error.message})",
-                    "install Thebes into a folder that all nodes see",
-                )
-            ]
-        hint = "no free node? then nothing could be tried on one; else look at the message"
-        return [Finding("warning", "trial step", f"a step could not be run: {error.message}", hint)]
+        return [trial_failure(error)]
     except (OSError, ValueError) as error:
         return [
             Finding("problem", "shared folder", f"{shared}: {error}", "name one with --shared that you can write to")
@@ -221,6 +207,18 @@ async def _try_a_node(
         door.close()
         with suppress(OSError):
             mark.unlink()
+
+
+def trial_failure(error: SlurmError) -> Finding:
+    """A step that could not be run on any node."""
+    if "execve" in error.message or "No such file" in error.message:
+        hint = "install Thebes into a folder that all nodes see"
+        return Finding("problem", "Python", f"a node cannot run {sys.executable} ({error.message})", hint)
+    if error.trouble == "account":
+        hint = "name one of yours with --account and --qos: `sacctmgr show assoc user=$USER` lists them"
+        return Finding("problem", "account", f"Slurm takes no jobs from us ({error.message})", hint)
+    hint = "no free node? then nothing could be tried on one; else look at the message"
+    return Finding("warning", "trial step", f"a step could not be run: {error.message}", hint)
 
 
 def probe_findings(told: dict[str, object], shared: Path, host: str, asked_s: float, now_s: float) -> list[Finding]:

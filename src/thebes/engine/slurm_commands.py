@@ -30,7 +30,7 @@ OVER = frozenset(
     }
 )
 
-Trouble = Literal["missing", "silent", "busy", "unknown-job", "partition", "reservation", "denied", "other"]
+Trouble = Literal["missing", "silent", "busy", "unknown-job", "partition", "reservation", "account", "denied", "other"]
 
 
 class SlurmError(OSError):
@@ -148,8 +148,9 @@ class NodeRecord:
     gpus: tuple[Gres, ...]
     used: tuple[int, ...]  # numbers of the GPUs that some job has
     used_count: int
-    cpus: int
-    memory_mib: int
+    cpus: int  # hardware threads that jobs may have
+    threads_per_core: int
+    memory_mib: int  # that jobs may have
     features: tuple[str, ...]
     boot: str
 
@@ -184,7 +185,8 @@ def parse_node(line: str) -> NodeRecord:
         used=tuple(sorted({number for one in used for number in one.ids})),
         used_count=sum(one.count for one in used),
         cpus=_int(found.get("CPUEfctv") or found.get("CPUTot")),
-        memory_mib=_int(found.get("RealMemory")),
+        threads_per_core=_int(found.get("ThreadsPerCore")) or 1,
+        memory_mib=max(0, _int(found.get("RealMemory")) - _int(found.get("MemSpecLimit"))),
         features=tuple(word for word in found.get("ActiveFeatures", "").split(",") if word),
         boot=found.get("BootTime", ""),
     )
@@ -253,6 +255,9 @@ class Partition:
     exclusive: bool  # whole nodes only
     preempt_mode: str
     grace_s: int
+    max_cpus_per_node: int = 0  # of these three: 0 for no limit
+    max_memory_per_cpu_mib: int = 0
+    max_memory_per_node_mib: int = 0
 
 
 def parse_partition(line: str) -> Partition:
@@ -266,6 +271,9 @@ def parse_partition(line: str) -> Partition:
         exclusive=found.get("OverSubscribe", "").startswith("EXCLUSIVE"),
         preempt_mode=found.get("PreemptMode", "OFF"),
         grace_s=_int(found.get("GraceTime")),
+        max_cpus_per_node=_int(found.get("MaxCPUsPerNode")),
+        max_memory_per_cpu_mib=_int(found.get("MaxMemPerCPU")),
+        max_memory_per_node_mib=_int(found.get("MaxMemPerNode")),
     )
 
 
@@ -377,6 +385,19 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Terms:
+    """On which terms Slurm is asked for anything; what is empty is left to the site."""
+
+    partition: str = ""
+    reservation: str = ""
+    account: str = ""
+    qos: str = ""
+
+    def args(self) -> list[str]:
+        return [f"--{name}={value}" for name, value in vars(self).items() if value]
+
+
+@dataclass(frozen=True)
 class Request:
     """One allocation: what `salloc` is asked for."""
 
@@ -384,8 +405,7 @@ class Request:
     comment: str
     groups: tuple[Group, ...]
     wait_s: int
-    partition: str = ""
-    reservation: str = ""
+    terms: Terms = Terms()
     time: str = ""  # as Slurm reads it; empty: what the partition gives
     whole_nodes: bool = False
 
@@ -399,8 +419,7 @@ def salloc_args(request: Request) -> list[str]:
     for index, group in enumerate(request.groups):
         args += [":"] if index else []
         args += [f"--job-name={request.name}", f"--comment={request.comment}"]
-        args += [f"--partition={request.partition}"] if request.partition else []
-        args += [f"--reservation={request.reservation}"] if request.reservation else []
+        args += request.terms.args()
         args += [f"--time={request.time}"] if request.time else []
         args += [f"--nodes={len(group.nodes)}", f"--nodelist={','.join(group.nodes)}", "--ntasks-per-node=1"]
         args += ["--exclusive"] if request.whole_nodes else [f"--cpus-per-task={group.cpus}"]
@@ -474,6 +493,8 @@ def trouble_of(stderr: str) -> Trouble:
         return "partition"
     if "reservation is invalid" in text or "access denied to requested reservation" in text:
         return "reservation"
+    if "invalid account" in text or "invalid qos" in text:
+        return "account"
     if "invalid job id" in text or "already finished" in text or "job is no longer" in text:
         return "unknown-job"
     if "permission denied" in text or "access/permission" in text or "not permitted to use" in text:
@@ -638,10 +659,9 @@ def failure(program: str, code: int, stderr: str) -> SlurmError:
 
 def clean_env(env: Mapping[str, str]) -> dict[str, str]:
     """Without our own variables, and without those of a Slurm job that we may run in: commands would obey them."""
-    keep = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
+    keep = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
     own = ("THEBES_", "SLURM_", "SLURMD_", "SALLOC_", "SRUN_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_", "PMI_")
     found = {key: value for key, value in env.items() if key in keep or not key.startswith(own)}
-    found.pop("SLURM_TIME_FORMAT", None)
     if "PATH" in found:
         found["PATH"] = without_shims(found["PATH"])  # `thebes shims install` may have put ours in front
     return found

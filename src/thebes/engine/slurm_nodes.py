@@ -61,10 +61,44 @@ def gres_for(record: NodeRecord, gpus: Sequence[int]) -> str:
     return ",".join(f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in wanted.items())
 
 
-def share_of(record: NodeRecord, gpus: int) -> tuple[int, int]:
-    """CPUs and MiB that go with so many of the node's GPUs."""
+@dataclass(frozen=True)
+class Limits:
+    """What the site lets one job have of a node, or all jobs of a partition; 0 for no limit."""
+
+    cpus_per_node: int = 0
+    memory_per_cpu_mib: int = 0
+    memory_per_node_mib: int = 0
+
+
+NO_LIMITS = Limits()
+
+
+def limits_of(partition: Partition | None, config: Mapping[str, str]) -> Limits:
+    """The partition's own, or else those of the whole cluster."""
+    everywhere = [
+        int(word) if (word := config.get(key, "")).isdigit() else 0 for key in ("MaxMemPerCPU", "MaxMemPerNode")
+    ]
+    if partition is None:
+        return Limits(0, *everywhere)
+    own = (partition.max_memory_per_cpu_mib, partition.max_memory_per_node_mib)
+    return Limits(partition.max_cpus_per_node, *(own if any(own) else everywhere))
+
+
+def share_of(record: NodeRecord, gpus: int, limits: Limits = NO_LIMITS) -> tuple[int, int]:
+    """CPUs and MiB that go with so many of the node's GPUs.
+
+    Never more than a share, or the last GPU of a node would find no core or no memory left: Slurm gives whole cores,
+    and more of them to who asks for more memory than a core may have.
+    """
     every = max(1, len(kinds_of(record)))
-    return max(1, record.cpus * gpus // every), record.memory_mib * gpus // every
+    usable = min(record.cpus, limits.cpus_per_node or record.cpus)
+    cpus = max(1, usable // record.threads_per_core * gpus // every) * record.threads_per_core
+    memory_mib = record.memory_mib * gpus // every
+    if limits.memory_per_cpu_mib:
+        memory_mib = min(memory_mib, cpus * limits.memory_per_cpu_mib)
+    if limits.memory_per_node_mib:
+        memory_mib = min(memory_mib, limits.memory_per_node_mib)
+    return cpus, memory_mib
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,9 @@ class Config(BaseModel):
     engine: Literal["local", "slurm", "ray"] = "local"
     partition: str = ""  # Slurm's; empty: its default
     reservation: str = ""
+    account: str = ""  # on which Slurm books what our jobs use; empty: the user's default
+    qos: str = ""
+    time_limit: str = ""  # of our Slurm jobs, as Slurm writes it; empty: the partition's
     ray_address: str = ""  # HOST:PORT of the head; empty: the cluster that Ray finds by itself
     home_host: str = ""  # where agents on other machines reach us; empty: this machine's name
     home_port: int = Field(0, ge=0, le=65535)  # 0: chosen at the first start, and kept

@@ -71,6 +71,9 @@ def make_engine(config: Config, instance: Instance, identity: Identity, *, homes
         other_homes=tuple(homes),
         partition=config.partition,
         reservation=config.reservation,
+        account=config.account,
+        qos=config.qos,
+        time_limit=config.time_limit,
         ray_address=config.ray_address,
     )
     if config.engine == "slurm":

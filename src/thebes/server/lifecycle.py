@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -71,6 +72,9 @@ class Options:
     engine: str | None = None
     partition: str | None = None
     reservation: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time_limit: str | None = None
     address: str | None = None
     home: str | None = None
     lease_s: float | None = None
@@ -120,6 +124,9 @@ def wanted_config(saved: Config | None, options: Options, *, ask_site: bool = Tr
         "engine": options.engine,
         "partition": options.partition,
         "reservation": options.reservation,
+        "account": options.account,
+        "qos": options.qos,
+        "time_limit": options.time_limit,
         "ray_address": options.address,
         "lease_s": options.lease_s,
         "shared_dir": _absolute(options.shared),
@@ -147,11 +154,19 @@ def _check_engine_options(engine: str, options: Options) -> None:
     belongs = {
         "--partition": ("slurm", options.partition),
         "--reservation": ("slurm", options.reservation),
+        "--account": ("slurm", options.account),
+        "--qos": ("slurm", options.qos),
+        "--time": ("slurm", options.time_limit),
         "--address": ("ray", options.address),
     }
     for name, (to, value) in belongs.items():
         if value is not None and engine != to:
             raise UserError(f"{name} is for --engine {to}, and this is --engine {engine}", hint=f"add --engine {to}")
+    if options.time_limit and not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", options.time_limit):
+        raise UserError(
+            f"--time {options.time_limit}: not a time as Slurm writes it",
+            hint="minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS: for instance 720, 12:00:00 or 7-0",
+        )
     if engine != "local" and (options.virtual_gpus is not None or options.nodes is not None):
         raise UserError(
             f"--virtual-gpus and --nodes are for --engine local: {engine.capitalize()} tells which nodes there are",
