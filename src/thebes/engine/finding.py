@@ -22,4 +22,5 @@ class Finding:
 
 def worst(findings: Iterable[Finding]) -> Level:
     """The gravest level among them."""
-    return max((one.level for one in findings), key=LEVELS.index, default="ok")
+    seen = {one.level for one in findings}
+    return next((level for level in reversed(LEVELS) if level in seen), "ok")

@@ -103,9 +103,10 @@ class Link:
     async def attach(self, reader: Reader, writer: Writer) -> None:
         """He has called: talk as long as it lasts. An earlier conversation ends: he would not call if he had one."""
         while self.task is not None and self.task is not asyncio.current_task():
-            self.task.cancel()
-            await asyncio.gather(self.task, return_exceptions=True)
-            if self.task is not None and self.task.done():
+            earlier = self.task
+            earlier.cancel()
+            await asyncio.gather(earlier, return_exceptions=True)
+            if self.task is earlier:
                 self.task = None
         self.task = asyncio.current_task()
         self.writer = writer

@@ -32,7 +32,8 @@ def launch_to_dict(launch: Launch) -> dict[str, Any]:
 
 def launch_from_dict(found: Mapping[str, Any]) -> Launch:
     parts = tuple(Part(part["node"], tuple(part["gpus"])) for part in found["parts"])
-    return Launch(**{**found, "parts": parts, "command": tuple(found["command"])})
+    given: dict[str, Any] = {**found, "parts": parts, "command": tuple(found["command"])}
+    return Launch(**given)
 
 
 def report_to_dict(report: Report) -> dict[str, Any]:
@@ -40,7 +41,8 @@ def report_to_dict(report: Report) -> dict[str, Any]:
 
 
 def report_from_dict(found: Mapping[str, Any]) -> Report:
-    return Report(**{**found, "codes": {int(rank): code for rank, code in found["codes"].items()}})
+    given: dict[str, Any] = {**found, "codes": {int(rank): code for rank, code in found["codes"].items()}}
+    return Report(**given)
 
 
 def facts_to_dict(facts: NodeFacts) -> dict[str, Any]:
@@ -49,7 +51,8 @@ def facts_to_dict(facts: NodeFacts) -> dict[str, Any]:
 
 def facts_from_dict(found: Mapping[str, Any]) -> NodeFacts:
     gpus = tuple(Gpu(**gpu) for gpu in found["gpus"])
-    return NodeFacts(**{**found, "gpus": gpus, "mechanisms": tuple(found["mechanisms"])})
+    given: dict[str, Any] = {**found, "gpus": gpus, "mechanisms": tuple(found["mechanisms"])}
+    return NodeFacts(**given)
 
 
 def listening_socket(path: Path) -> socket.socket:
