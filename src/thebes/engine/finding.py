@@ -23,4 +23,5 @@ class Finding:
 def worst(findings: Iterable[Finding]) -> Level:
     """The gravest level among them."""
     seen = {one.level for one in findings}
-    return next((level for level in reversed(LEVELS) if level in seen), "ok")
+    found: list[Level] = [level for level in LEVELS if level in seen]
+    return found[-1] if found else "ok"
