@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from thebes.model.errors import UserError
 from thebes.server import jsonlog
-from thebes.server.answers import masked, short_command
+from thebes.server.answers import masked, said_in
 from thebes.server.api_base import parse
 from thebes.server.errors import Conflict, Invalid, NotFound, TooMany, headers_of, status_of
 from thebes.server.limits import Places, Rate
@@ -109,8 +109,8 @@ class TestMasks:
         assert masked(spec)["env"] == {"HF_TOKEN": "***"}
 
     def test_command_is_shortened(self) -> None:
-        assert short_command(JobSpec(command=["python", "a b.py"]).model_dump_json()) == "python 'a b.py'"
-        assert len(short_command(JobSpec(command=["x" * 5000]).model_dump_json())) == 200
+        assert said_in(JobSpec(command=["python", "a b.py"]).model_dump_json())["command"] == "python 'a b.py'"
+        assert len(said_in(JobSpec(command=["x" * 5000]).model_dump_json())["command"]) == 200
 
 
 class TestMetrics:

@@ -252,6 +252,10 @@ def job_lines(job: dict[str, Any]) -> list[str]:
         facts.append(("last checkpoint", saved))
     if spec.get("after"):
         facts.append(("after", ", ".join(spec["after"])))
+    if spec.get("after_any"):
+        facts.append(("after the end", f"of {', '.join(spec['after_any'])}, in whatever way"))
+    if spec.get("array_limit"):
+        facts.append(("array limit", f"{spec['array_limit']} of its jobs at a time"))
     if spec.get("env"):
         facts.append(
             ("environment", f"{plural(len(spec['env']), 'variable')} (`thebes attach --shell` opens a shell with it)")
@@ -348,6 +352,8 @@ def array_lines(array: dict[str, Any]) -> list[str]:
         ("each asks for", plural(array["gpus"], "GPU")),
         ("submitted", clock(array["submit_s"], now_s)),
     ]
+    if limit := array["spec"].get("array_limit"):
+        facts.append(("at a time", f"at most {limit}"))
     rows = [
         [m["id"], m["state"], "–" if m["exit_code"] is None else str(m["exit_code"]), m["reason"]]
         for m in array["members"]

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from thebes.client import Client
     from thebes.server.jobfile import Draft, Merged
 
-OWN_OPTION = re.compile(r"--(gpus|nodes|name|time|tenant|priority|array|after|dry-run|gpu-type|workdir)(=.*)?")
+OWN_OPTION = re.compile(
+    r"--(gpus|nodes|name|time|tenant|priority|array|after|after-any|hold|dry-run|gpu-type|workdir)(=.*)?"
+)
 
 
 class SubmitCommand(QuickCommand):
@@ -68,10 +70,19 @@ def submit(
         ),
     ] = None,
     array: Annotated[
-        str | None, typer.Option(metavar="1-50[:STEP][,…]", help="One job per index, in THEBES_ARRAY_INDEX.")
+        str | None,
+        typer.Option(
+            metavar="1-50[:STEP][,…][%N]", help="One job per index, in THEBES_ARRAY_INDEX; %N: at most N at a time."
+        ),
     ] = None,
     after: Annotated[
         list[str] | None, typer.Option(metavar="JOB", help="Start when this job has completed. Repeat for more.")
+    ] = None,
+    after_any: Annotated[
+        list[str] | None, typer.Option(metavar="JOB", help="Start when this job has ended, in whatever way. Repeat.")
+    ] = None,
+    hold: Annotated[
+        bool | None, typer.Option("--hold/--no-hold", help="Do not start it before `thebes release`.")
     ] = None,
     env: Annotated[
         list[str] | None, typer.Option(metavar="K=V", help="Environment variable; K alone takes yours. Repeat.")
@@ -131,7 +142,8 @@ def submit(
     options = Draft()
     texts = {
         "gpus": gpus, "nodes": nodes, "name": name, "tenant": tenant, "priority": priority, "time": time,
-        "array": array, "after": after, "env": env, "export": export, "workdir": workdir, "gpu_type": gpu_type,
+        "array": array, "after": after, "after_any": after_any, "hold": None if hold is None else str(hold),
+        "env": env, "export": export, "workdir": workdir, "gpu_type": gpu_type,
         "launcher": launcher, "ranks_per_node": ranks_per_node, "mechanism": mechanism, "grace": grace,
         "retries": retries, "model": model, "progress": progress,
         "snapshot": None if snapshot is None else str(snapshot), "pack": None if pack is None else str(pack),
@@ -240,9 +252,12 @@ def _confirm(job: Any, merged: Merged) -> None:
     if fields.get("nodes", 1) > 1:
         size += f" on {fields['nodes']} nodes"
     many = f", {len(job.ids)} jobs" if fields.get("array") else ""
+    many += f", {fields['array_limit']} at a time" if fields.get("array_limit") else ""
     limit = f", at most {duration(fields['time_s'])}" if fields.get("time_s") else ""
     what = f"array {job.id}" if fields.get("array") else f"job {job.id}"
     say(f"{what}: {size}{many}{limit}. Follow it with `thebes logs -f {job.ids[0] if job.ids else job.id}`.")
+    if fields.get("hold"):
+        say(f"note: it is held; `thebes release {job.id}` lets it start.")
     if not Path(fields["workdir"]).is_dir():
         say(f"note: the work directory {fields['workdir']} does not exist on this machine.")
 
@@ -290,6 +305,8 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         lines.append(f"  because    {clean(plan['reason'])}")
     if plan.get("estimate") and starts == "later":
         lines.append(f"  estimate   {clean(plan['estimate'])}")
+    if plan.get("note"):
+        lines.append(f"  note       {clean(plan['note'])}")
     return lines
 
 

@@ -85,6 +85,7 @@ class Job(Out):
     run_s: float
     lost_gpu_s: float
     hold: bool
+    array_limit: int | None = Field(description="At most so many jobs of its array run at a time.")
     command: str = Field(description="Shortened, for people.")
     expected_start_s: float | None = Field(description="Of a job that waits: as estimated when it began to wait.")
     gpus_held: dict[str, list[int]] = Field(description="Nodes, and the GPUs of each that it holds now.")
@@ -121,7 +122,8 @@ class JobDetail(Job):
 
     spec: dict[str, Any] = Field(description="As submitted; values of `env` are masked.")
     attempts: list[Attempt]
-    after: list[str] = Field(description="Jobs that it comes after.")
+    after: list[str] = Field(description="Jobs that must have completed before.")
+    after_any: list[str] = Field(description="Jobs that must have ended before, in whatever way.")
 
 
 class Member(Out):
@@ -203,6 +205,7 @@ class Plan(Out):
     position: int | None = Field(None, description="In the queue; 0: starts at once.")
     reason: str = ""
     estimate: str = Field("", description="What the start time rests on, or why there is none.")
+    note: str = Field("", description="What else there is to know, of an array with a limit.")
 
 
 class Gpu(Out):
@@ -395,9 +398,12 @@ def masked(spec: str) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=128)  # members of an array share one
-def short_command(spec: str) -> str:
-    text = shlex.join(json.loads(spec)["command"])
-    return text if len(text) <= MAX_SHOWN_COMMAND else text[: MAX_SHOWN_COMMAND - 1] + "…"
+def said_in(spec: str) -> dict[str, Any]:
+    """What lists tell of a specification."""
+    said = json.loads(spec)
+    text = shlex.join(said["command"])
+    short = text if len(text) <= MAX_SHOWN_COMMAND else text[: MAX_SHOWN_COMMAND - 1] + "…"
+    return {"command": short, "array_limit": said.get("array_limit")}
 
 
 def job_fields(row: db.JobRow, live: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -411,7 +417,7 @@ def job_fields(row: db.JobRow, live: Mapping[str, Any] | None) -> dict[str, Any]
         "reason": row.reason,
         **(live or {}),
     }
-    return {**shown, **now, "reason": now["reason"] or row.reason, "command": short_command(row.spec)}
+    return {**shown, **now, "reason": now["reason"] or row.reason, **said_in(row.spec)}
 
 
 def job(row: db.JobRow, live: Mapping[str, Any] | None) -> Job:
@@ -428,8 +434,15 @@ def attempt(row: db.AttemptRow) -> Attempt:
 def job_detail(
     row: db.JobRow, attempts: Iterable[db.AttemptRow], after: list[str], live: Mapping[str, Any] | None
 ) -> JobDetail:
-    shown = [attempt(one) for one in attempts]
-    return JobDetail(**job_fields(row, live), spec=masked(row.spec), attempts=shown, after=after)
+    shown, spec = [attempt(one) for one in attempts], masked(row.spec)
+    must = set(spec.get("after") or ())
+    return JobDetail(
+        **job_fields(row, live),
+        spec=spec,
+        attempts=shown,
+        after=[one for one in after if one in must],
+        after_any=[one for one in after if one not in must],
+    )
 
 
 def array_detail(array_id: str, first: db.JobRow, members: Sequence[Light]) -> ArrayDetail:

@@ -527,7 +527,7 @@ class Controller:
 
         def create(c: Connection) -> tuple[list[db.JobRow], bool, set[str], tuple[str, str] | None]:
             again = client_key is not None and db.key_is_used(c, principal.user, client_key)
-            waits_for, failed = (set[str](), None) if again else check_dependencies(c, spec.after, principal)
+            waits_for, failed = (set[str](), None) if again else check_dependencies(c, spec, principal)
             rows = db.create_jobs(
                 c,
                 spec_json,
@@ -540,7 +540,8 @@ class Controller:
                 priority=spec.priority,
                 submit_s=now_s,
                 client_key=client_key,
-                after=spec.after,
+                held=spec.hold,
+                after=[*spec.after, *spec.after_any],
             )
             return rows, again, waits_for, failed
 

@@ -21,10 +21,11 @@ from thebes.model.errors import UserError
 from thebes.node import packing as sharing
 from thebes.node.packing import Packing, Rules, Sample, window
 from thebes.server import store as db
+from thebes.server.array_limits import Places, kept_back
 from thebes.server.errors import Conflict, NotFound
 from thebes.server.ledger import UNTOLD, Ledger, Planned
 from thebes.server.outcome import RESUMABLE, Outcome, Why, judge, lost_work_s
-from thebes.server.spec import JobSpec
+from thebes.server.spec import JobSpec, must_complete
 
 MAX_SAMPLES = 300  # reports remembered of a job that may be packed
 RATE_NEWS = 0.05  # a rate alone is told anew when it has changed by so much
@@ -119,6 +120,12 @@ class LiveJob:
         """The incarnation that is meant to run."""
         return next((a for a in self.attempts.values() if a.phase in ("launching", "running", "resuming")), None)
 
+    @property
+    def limited_array(self) -> str | None:
+        """The array that it shares a limit with, if there is one."""
+        limited = self.array_index is not None and self.spec.array_limit is not None
+        return self.id.partition("_")[0] if limited else None
+
 
 def live_job(row: db.JobRow) -> LiveJob:
     return LiveJob(
@@ -176,6 +183,8 @@ class Core:
         self.figures = figures or Figures()
         self.jobs: dict[str, LiveJob] = {}
         self.dependents: dict[str, set[str]] = {}
+        self.places: dict[str, Places] = {}  # by array, of those with a limit
+        self.crowded: set[str] = set()  # arrays of which somebody may have got or lost a place since the last decision
         self.nodes: dict[str, NodeFacts] = {}
         self.drained: dict[str, str] = {}
         self.unlaunched: dict[str, None] = {}  # jobs with GPUs given that are not launched yet, in that order
@@ -204,6 +213,8 @@ class Core:
                 continue  # a retry with the same key
             job = self.jobs[row.id] = live_job(row)
             self._event(now_s, "submitted", job, actor=job.user, gpus=job.spec.gpus)
+            if job.hold:
+                self._event(now_s, "hold", job, actor=job.user)
             self._wait_for(job, waits_for)
             self._admit(job, now_s)
 
@@ -221,8 +232,30 @@ class Core:
             self.dependents.setdefault(other, set()).add(job.id)
 
     def _admit(self, job: LiveJob, now_s: float) -> None:
-        """Into the ledger, if nothing but GPUs stands in the way."""
-        if job.waits_for or job.hold or self.ledger.knows(job.id):
+        """To the policy, if nothing but GPUs stands in the way; of an array with a limit, first in line for a place."""
+        if job.waits_for or job.hold or self._shown(job):
+            return
+        places = self._places_of(job)
+        if places is None:
+            self._show(job, now_s)
+            return
+        places.wait(job.id, job.array_index or 0, begun=job.incarnation > 0)
+        self._note_place(job)
+        self.dirty = True
+
+    def _places_of(self, job: LiveJob) -> Places | None:
+        """The places that it shares with the other members of its array; None: there is no limit."""
+        array, limit = job.limited_array, job.spec.array_limit
+        return None if array is None or limit is None else self.places.setdefault(array, Places(limit))
+
+    def _shown(self, job: LiveJob) -> bool:
+        """Whether the policy may choose it."""
+        return self.ledger.knows(job.id) and job.id not in self.ledger.held_by_user
+
+    def _show(self, job: LiveJob, now_s: float) -> None:
+        """Into the ledger, or back to those that may be scheduled, if the user had held it."""
+        if self.ledger.knows(job.id):
+            self._input({"op": "release", "t": now_s, "job": job.id})
             return
         spec = job.spec
         self._input(
@@ -242,10 +275,32 @@ class Core:
             }
         )
 
+    def _let_in(self, now_s: float) -> None:
+        """Fill the free places of arrays with a limit. Once for all that has happened: who comes first has the lowest
+        index, whatever the order in which they came."""
+        for array in sorted(self.crowded, key=int):
+            places = self.places[array]
+            for job_id in places.let_in(self._has_place, self._may_enter):
+                self._show(self.jobs[job_id], now_s)
+            if places.deserted:
+                del self.places[array]
+        self.crowded.clear()
+
+    def _has_place(self, job_id: str) -> bool:
+        """A member keeps its place while it waits again after a preemption, but not while its user holds it: then it
+        has it only until it has left its GPUs."""
+        job = self.jobs.get(job_id)
+        return job is not None and (self._shown(job) or any(a.phase != "suspended" for a in job.attempts.values()))
+
+    def _may_enter(self, job_id: str) -> bool:
+        job = self.jobs.get(job_id)
+        return not (job is None or job.hold or job.cancelled or job.waits_for or self._shown(job))
+
     # -- the policy decides -------------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> Planned:
-        """Ask the policy and begin to carry its answer out. After PolicyFailed nothing has changed."""
+        """Ask the policy and begin to carry its answer out. After PolicyFailed nothing has been decided."""
+        self._let_in(now_s)
         self.dirty = False
         try:
             planned, view = self.ledger.decide(now_s)
@@ -794,11 +849,13 @@ class Core:
         self._event(now_s, state, job, exit_code=exit_code, detail=reason)
         self.figures.ended(job.tenant, state, now_s - job.submit_s)
         del self.jobs[job.id]
-        for other in self.dependents.pop(job.id, set()):
-            dependent = self.jobs.get(other)
-            if dependent is None:
-                continue
-            if state == "completed":
+        self._note_place(job)
+        # In the order of submission: so they reach the policy, and the journal, the same way every time.
+        waiting = [self.jobs[other] for other in self.dependents.pop(job.id, set()) if other in self.jobs]
+        for dependent in sorted(waiting, key=lambda one: one.seq):
+            if dependent.id not in self.jobs:
+                continue  # it came after several of those that end here
+            if state == "completed" or not must_complete(dependent.spec.after, job.id):
                 dependent.waits_for.discard(job.id)
                 self._admit(dependent, now_s)
             else:
@@ -845,10 +902,7 @@ class Core:
         job.hold = False
         self._update(job, hold=False)
         self._event(now_s, "release", job, actor=actor)
-        if self.ledger.knows(job.id):
-            self._input({"op": "release", "t": now_s, "job": job.id})
-        else:
-            self._admit(job, now_s)
+        self._admit(job, now_s)
         self._settle(job, now_s)
 
     def requeue(
@@ -1033,6 +1087,8 @@ class Core:
         for job_id in [job_id for job_id in self.ledger.row_of if job_id not in self.jobs]:
             self._input({"op": "leave", "t": now_s, "job": job_id})
         for job in self.jobs.values():
+            if self._has_place(job.id) and (places := self._places_of(job)) is not None:
+                places.inside.add(job.id)
             job.suspend_s, job.resume_s = self.ledger.costs_of(job.id)
             if job.id in self.ledger.guests:
                 host = self.ledger.guests[job.id]
@@ -1204,6 +1260,7 @@ class Core:
         """Bring the state that people see up to date."""
         if job.id not in self.jobs:
             return
+        self._note_place(job)
         phases = {attempt.phase for attempt in job.attempts.values()}
         if job.active is not None:
             state = "running" if job.active.phase == "running" else "starting"
@@ -1219,6 +1276,12 @@ class Core:
             job.state = state
             self._update(job, state=state, reason="")
             self._event(now_s, "state", job, state=state)
+
+    def _note_place(self, job: LiveJob) -> None:
+        """Something has happened to it: if it has a place, others may have it at the next decision."""
+        array = job.limited_array
+        if array is not None and array in self.places:
+            self.crowded.add(array)
 
     def ran_s(self, job: LiveJob, now_s: float) -> float:
         """Running time of all its incarnations, up to now."""
@@ -1241,6 +1304,8 @@ class Core:
                 return "its last incarnation is still saving its state"
             busy = {holder for gpu in job.target for holder, _ in self.on_gpu.get(gpu, ())}
             return f"its GPUs are being cleared by job {', '.join(sorted(busy)[:5])}" if busy else "is being started"
+        if job.limited_array is not None and not (job.cancelled or self._shown(job)):
+            return kept_back(job.spec.array_limit or 0)
         fate = self.ledger.fate_of(job.id)
         return "" if fate in (HOLDS, UNTOLD) else self.ledger.reason(fate)
 

@@ -23,8 +23,24 @@ FEWEST_SAMPLES = 5  # past jobs, for a median that means anything
 
 def forecast(core: Core, spec: JobSpec, tenant: str, now_s: float) -> dict[str, Any]:
     """What would become of this job if it were submitted now."""
-    if spec.after:
-        reason = f"it waits for job {', '.join(spec.after[:5])}"
+    return _of_one(core, spec, tenant, now_s) | {"note": _note(spec)}
+
+
+def _note(spec: JobSpec) -> str:
+    """What the plan of one job does not tell of the whole array."""
+    members = len(set(spec.array or ()))
+    if spec.array_limit is None or spec.array_limit >= members:
+        return ""
+    return f"of its {members} jobs at most {spec.array_limit} run at a time; the others follow in turn"
+
+
+def _of_one(core: Core, spec: JobSpec, tenant: str, now_s: float) -> dict[str, Any]:
+    """The same for a single job, or the first member of an array."""
+    others = [*spec.after, *spec.after_any]
+    if spec.hold or others:
+        reason = f"it waits for job {', '.join(others[:5])}" if others else ""
+        if spec.hold:
+            reason = "it is held until `thebes release`" + (f"; and {reason}" if reason else "")
         return {"starts": "later", "start_in_s": None, "nodes": {}, "preempts": [], "reason": reason}
     ledger = core.ledger.copy()
     entry: dict[str, Any] = {

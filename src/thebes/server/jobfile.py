@@ -100,8 +100,21 @@ def parse_array(text: str, place: str = "") -> list[int]:
 
 def _array_hint(part: str) -> str:
     if "%" in part:
-        return "A limit of members at a time (%N) is not supported; the policy decides how many run."
+        return "A limit comes once and last, as in 0-99%4; beside a list of indices write array_limit: 4."
     return "Write 1-50, 0-10:2 (every second one) or 1,3,5-7."
+
+
+def split_limit(text: str, place: str = "") -> tuple[str, str | None]:
+    """Indices and limit of 0-99%4, as Slurm writes it: at most four of them at a time."""
+    indices, percent, limit = text.partition("%")
+    if not percent:
+        return text, None
+    if not re.fullmatch(r"\s*0*[1-9]\d{0,5}\s*", limit):
+        raise UserError(
+            f"{_at(place)}'{text}': the limit after % is not a number of at least 1.",
+            hint="As in 0-99%4: at most 4 jobs of the array at a time.",
+        )
+    return indices, limit.strip()
 
 
 def parse_assignment(text: str, place: str = "", environ: Mapping[str, str] | None = None) -> tuple[str, str]:
@@ -215,7 +228,10 @@ KEYS: dict[str, Key] = {
     "time": Key("time_s", _time),
     "time_s": Key("time_s", _seconds),
     "array": Key("array", _array),
+    "array_limit": Key("array_limit", _whole),
     "after": Key("after", _after),
+    "after_any": Key("after_any", _after),
+    "hold": Key("hold", _yes),
     "env": Key("env", _env),
     "workdir": Key("workdir", text_of),
     "snapshot": Key("snapshot", _yes),
@@ -410,7 +426,10 @@ def merge(drafts: Iterable[Draft], *, cwd: Path, environ: Mapping[str, str]) -> 
     snapshot = False
     for draft in drafts:
         notes += draft.notes
-        for name, given in draft.given.items():
+        if "array" in draft.given:  # it replaces an earlier one as a whole, with its limit
+            fields.pop("array_limit", None)
+            places.pop("array_limit", None)
+        for name, given in _with_limit(draft.given).items():
             if name == "export":
                 export = given
                 continue
@@ -437,6 +456,21 @@ def merge(drafts: Iterable[Draft], *, cwd: Path, environ: Mapping[str, str]) -> 
     return Merged(fields, places, notes, snapshot)
 
 
+def _with_limit(given: Mapping[str, Given]) -> Mapping[str, Given]:
+    """The same, where an array's text says its limit (0-99%4): under the name that the limit has."""
+    array = given.get("array")
+    if array is None or not isinstance(array.value, str):
+        return given
+    indices, limit = split_limit(array.value, array.place)
+    if limit is None:
+        return given
+    if "array_limit" in given:
+        raise UserError(
+            f"{given['array_limit'].place}: '{array.value}' has a limit already.", hint="Leave one of them out."
+        )
+    return {**given, "array": Given(indices, array.place), "array_limit": Given(limit, array.place)}
+
+
 def check(merged: Merged) -> JobSpec:
     """The JobSpec, or an error that names the place where the wrong value was written."""
     from pydantic import ValidationError
@@ -453,6 +487,8 @@ def _spec_error(fault: Any, places: Mapping[str, str]) -> UserError:
     name = str(fault["loc"][0]) if fault["loc"] else ""
     if not name and "evenly" in fault["msg"]:
         name = "nodes"
+    if not name and "array_limit: " in fault["msg"]:
+        name, fault = "array_limit", {**fault, "msg": fault["msg"].replace("array_limit: ", "")}
     where = places.get(name, name)
     limits, kind, shown = fault.get("ctx", {}), fault["type"], repr(fault.get("input"))[:60]
     hint = ""
@@ -505,13 +541,15 @@ def file_schema() -> dict[str, Any]:
     }
     properties["array"] = {
         "anyOf": [text, {"type": "integer"}, {"type": "array", "items": {"anyOf": [text, {"type": "integer"}]}}],
-        "description": "One job per index, which it finds in THEBES_ARRAY_INDEX: 1-50, 0-10:2, 1,3,5-7, or a list.",
+        "description": "One job per index, which it finds in THEBES_ARRAY_INDEX: 1-50, 0-10:2, 1,3,5-7, or a list. "
+        "0-99%4: at most 4 of them at a time.",
     }
     word = {"anyOf": [text, {"type": "integer"}]}
-    properties["after"] = {
-        "anyOf": [word, {"type": "array", "items": word}],
-        "description": "Start only when these jobs have completed.",
-    }
+    for name in ("after", "after_any"):
+        properties[name] = {
+            "anyOf": [word, {"type": "array", "items": word}],
+            "description": own[name]["description"],
+        }
     scalar = {"type": ["string", "number", "boolean", "null"]}
     properties["env"] = {
         "anyOf": [{"type": "object", "additionalProperties": scalar}, {"type": "array", "items": text}],

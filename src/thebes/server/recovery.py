@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from sqlalchemy import Connection, select
@@ -12,6 +13,7 @@ from thebes.server import store as db
 from thebes.server.errors import Invalid
 from thebes.server.principal import Principal
 from thebes.server.schema import ALIVE_STATES, attempts, jobs
+from thebes.server.spec import JobSpec, must_complete
 
 
 def last_instant_s(c: Connection) -> float:
@@ -42,35 +44,44 @@ def named(c: Connection, name: str) -> list[db.JobRow]:
 def unfinished_dependencies(
     c: Connection, rows: Collection[db.JobRow]
 ) -> tuple[dict[str, set[str]], dict[str, tuple[str, str]]]:
-    """Of each job, those it comes after that have not ended; and one that ended otherwise than completed."""
-    comes_after = db.dependencies_of_all(c, {row.array_id or row.id for row in rows})
-    others = {number: [other for name in names for other in named(c, name)] for number, names in comes_after.items()}
+    """Of each job, those it comes after that have not ended; and one that had to complete and ended otherwise."""
+    specs = {row.array_id or row.id: row.spec for row in rows}
+    stands: dict[str, tuple[set[str], tuple[str, str] | None]] = {}
+    for number, names in db.dependencies_of_all(c, specs).items():
+        others = [other for name in names for other in named(c, name)]
+        stands[number] = _how_they_stand(others, json.loads(specs[number]).get("after", ()))
     waits_for: dict[str, set[str]] = {}
     failed: dict[str, tuple[str, str]] = {}
     for row in rows:
-        for other in others.get(row.array_id or row.id, ()):
-            if not other.terminal:
-                waits_for.setdefault(row.id, set()).add(other.id)
-            elif other.state != "completed":
-                failed[row.id] = other.id, other.state
+        unfinished, bad = stands.get(row.array_id or row.id, (None, None))
+        if unfinished:
+            waits_for[row.id] = unfinished
+        if bad is not None:
+            failed[row.id] = bad
     return waits_for, failed
 
 
-def check_dependencies(
-    c: Connection, after: Collection[str], principal: Principal
-) -> tuple[set[str], tuple[str, str] | None]:
-    """What is not completed yet of the jobs to come after; and the one that never will be, with its state."""
+def check_dependencies(c: Connection, spec: JobSpec, principal: Principal) -> tuple[set[str], tuple[str, str] | None]:
+    """What has not ended yet of the jobs to come after; and one that had to complete and never will, with its state."""
+    others: list[db.JobRow] = []
+    for option, names in (("--after", spec.after), ("--after-any", spec.after_any)):
+        for name in names:
+            rows = named(c, name)
+            if not rows or not (principal.is_admin or rows[0].user == principal.user):
+                raise Invalid(f"{option} {name}: there is no such job", hint="`thebes ps -a` lists yours")
+            others += rows
+    return _how_they_stand(others, spec.after)
+
+
+def _how_they_stand(others: Iterable[db.JobRow], after: Collection[str]) -> tuple[set[str], tuple[str, str] | None]:
+    """Of the jobs that one comes after, who has not ended; and one of `after` that ended otherwise than completed."""
     waits_for: set[str] = set()
     failed: tuple[str, str] | None = None
-    for name in after:
-        rows = named(c, name)
-        if not rows or not (principal.is_admin or rows[0].user == principal.user):
-            raise Invalid(f"--after {name}: there is no such job", hint="`thebes ps -a` lists yours")
-        for row in rows:
-            if row.terminal and row.state != "completed":
-                failed = row.id, row.state
-            elif not row.terminal:
-                waits_for.add(row.id)
+    for other in others:
+        if not other.terminal:
+            waits_for.add(other.id)
+        elif other.state != "completed" and must_complete(after, other.id):
+            failed = other.id, other.state
     return waits_for, failed
 
 

@@ -39,8 +39,10 @@ FLAGS = {
 }
 UNDERSTOOD = {
     "gres", "gpus", "gpus-per-node", "gpus-per-task", "nodes", "ntasks", "ntasks-per-node", "time", "job-name", "array",
-    "dependency", "chdir", "export", "account", "signal", "requeue",
+    "dependency", "chdir", "export", "account", "signal", "requeue", "hold",
 }  # fmt: skip
+
+DEPENDENCIES = {"afterok": "after", "afterany": "after_any"}
 
 # What a script may read under Slurm's names, in terms of what each rank gets from Thebes.
 SLURM_VARIABLES = {
@@ -145,12 +147,12 @@ def _apply(draft: Draft, found: list[Directive], name: str) -> None:
         elif item.option == "job-name":
             draft.put("name", _as_name(item.value), item.place)
         elif item.option == "array":
-            indices, percent, _limit = item.value.partition("%")
-            if percent:
-                ignored.append(f"%{_limit} of --array")
-            draft.put("array", indices, item.place)
+            draft.put("array", item.value, item.place)
+        elif item.option == "hold":
+            draft.put("hold", "true", item.place)
         elif item.option == "dependency":
-            draft.put("after", ",".join(_afterok(item)), item.place)
+            for key, jobs in _dependencies(item).items():
+                draft.put(key, jobs, item.place)
         elif item.option == "chdir":
             draft.put("workdir", item.value, item.place)
         elif item.option == "export":
@@ -212,16 +214,25 @@ def _count(text: str, place: str) -> int:
     return int(text)
 
 
-def _afterok(item: Directive) -> list[str]:
-    ids: list[str] = []
-    for clause in re.split(r"[,?]", item.value):
+def _dependencies(item: Directive) -> dict[str, list[str]]:
+    """Jobs by the key of the job file that means the same."""
+    if "?" in item.value:
+        raise UserError(
+            f"{item.place}: '{item.value}' is not supported: '?' would start it after any one of them.",
+            hint="With commas it starts after all of them: afterok:1,afterany:2.",
+        )
+    found: dict[str, list[str]] = {}
+    for clause in item.value.split(","):
         kind, _, rest = clause.partition(":")
-        if kind != "afterok" or "?" in item.value:
+        if kind not in DEPENDENCIES:
             raise UserError(
-                f"{item.place}: '{item.value}' is not supported.", hint="Only afterok:JOB[:JOB…] is understood."
+                f"{item.place}: '{item.value}' is not supported.",
+                hint="Only afterok:JOB[:JOB…] and afterany:JOB[:JOB…] are understood, with commas between them.",
             )
-        ids += rest.split(":")
-    return ids
+        if not all(jobs := rest.split(":")):
+            raise UserError(f"{item.place}: '{clause}' does not name a job.", hint=f"As in {kind}:17 or {kind}:17:18.")
+        found.setdefault(DEPENDENCIES[kind], []).extend(jobs)
+    return found
 
 
 def _signal_lead(item: Directive) -> str:

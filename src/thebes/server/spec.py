@@ -6,6 +6,7 @@ Validation happens here and nowhere else; `job_schema()` is the published JSON S
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -39,9 +40,16 @@ class JobSpec(BaseModel):
     after: list[Annotated[str, Field(pattern=JOB_ID)]] = Field(
         default_factory=list, max_length=1000, description="Start only when these jobs have completed."
     )
+    after_any: list[Annotated[str, Field(pattern=JOB_ID)]] = Field(
+        default_factory=list, max_length=1000, description="Start only when these jobs have ended, in whatever way."
+    )
     array: list[Annotated[int, Field(ge=0, le=999_999)]] | None = Field(
         None, min_length=1, max_length=MAX_ARRAY, description="One job per index, which it finds in THEBES_ARRAY_INDEX."
     )
+    array_limit: int | None = Field(
+        None, ge=1, le=1_000_000, description="At most so many jobs of the array at a time."
+    )
+    hold: bool = Field(False, description="Held from the first moment on: it waits until it is released.")
     env: dict[str, str] = Field(default_factory=dict, max_length=1000, description="Environment of the job.")
     workdir: str | None = Field(None, max_length=4096, description="Absolute path; default: where it was submitted.")
     launcher: Literal["plain", "torchrun"] = Field("plain", description="plain: one process per GPU; or torchrun.")
@@ -111,6 +119,16 @@ class JobSpec(BaseModel):
     def model_post_init(self, context: Any) -> None:
         if self.nodes is not None and self.gpus % self.nodes:
             raise ValueError(f"{self.gpus} GPUs do not spread evenly over {self.nodes} nodes")
+        if self.array_limit is not None and self.array is None:
+            raise ValueError("array_limit: there is no array whose jobs it could limit")
+
+
+def must_complete(after: Collection[str], job_id: str) -> bool:
+    """Whether a job with this `after` needs `job_id` to complete; of the others that it comes after any end will do.
+
+    An array in `after` stands for all its members. So the kind of a dependency follows from the specification alone.
+    """
+    return job_id in after or job_id.partition("_")[0] in after
 
 
 def job_schema() -> dict[str, Any]:

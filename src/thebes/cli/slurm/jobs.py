@@ -70,7 +70,8 @@ class Job:
         inside = ranges(self.indices)
         if len(inside) > LONGEST_LIST:
             inside = inside[: LONGEST_LIST - 3] + "..."
-        return f"{self.facts['array_id']}_[{inside}]"
+        limit = self.facts.get("array_limit")
+        return f"{self.facts['array_id']}_[{inside}{f'%{limit}' if limit else ''}]"
 
     @property
     def state(self) -> str:
@@ -121,6 +122,11 @@ class Job:
             return str(self.facts["command"])
         return "(null)" if words[3] == "wrap" else str(Path(self.spec.get("workdir") or "", words[3]))
 
+    def comes_after(self, mark: str = "") -> str:
+        """What it waits for, in Slurm's words."""
+        kinds = (("afterok", "after"), ("afterany", "after_any"))
+        return ",".join(f"{kind}:{one}{mark}" for kind, key in kinds for one in self.spec.get(key) or ()) or "(null)"
+
     def reason(self) -> str:
         return reason_of(self.state, str(self.facts["reason"] or ""))
 
@@ -132,6 +138,8 @@ def reason_of(state: str, text: str) -> str:
     if state == "queued":
         if text.startswith("waits for job"):
             return "Dependency"
+        if text.startswith("its array runs at most"):
+            return "JobArrayTaskLimit"
         if text.startswith(("is being started", "its last incarnation")) or not text:
             return "None"
         return REASONS.get(text, "Resources")
@@ -158,7 +166,7 @@ def states_of(command: str, words: Iterable[str]) -> set[str]:
     return wanted
 
 
-ID = re.compile(r"(\d{1,12})(?:_(\d{1,6}|\[[\d,:-]+\]))?")
+ID = re.compile(r"(\d{1,12})(?:_(\d{1,6}|\[[\d,:-]+(?:%\d+)?\]))?")  # the limit as squeue shows it says nothing here
 
 
 def ids_of(command: str, words: Iterable[str]) -> list[tuple[str, list[int] | None]]:
@@ -175,7 +183,7 @@ def ids_of(command: str, words: Iterable[str]) -> list[tuple[str, list[int] | No
         from thebes.server.jobfile import parse_array
 
         try:
-            found.append((match[1], parse_array(match[2].strip("[]"))))
+            found.append((match[1], parse_array(match[2].strip("[]").partition("%")[0])))
         except UserError:
             raise Stop(f"{command}: error: Invalid job id{':' if command == 'squeue' else ''} {word}") from None
     return found

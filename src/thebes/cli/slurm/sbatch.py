@@ -42,6 +42,7 @@ OPTIONS = {
     "gpus-per-task": Option("", NEEDED),
     "gres": Option("", NEEDED),
     "help": Option("h"),
+    "hold": Option("H"),
     "input": Option("i", NEEDED),
     "job-name": Option("J", NEEDED),
     "nodes": Option("N", NEEDED),
@@ -114,7 +115,6 @@ OPTIONS = {
     "gid": Option("", NEEDED, unsupported="a job runs as who submits it"),
     "gpu-freq": Option("", NEEDED, unsupported="GPUs run at their own speed"),
     "gpus-per-socket": Option("", NEEDED, unsupported="use --gpus-per-node"),
-    "hold": Option("H", unsupported="submit it, then `scontrol hold` it"),
     "ignore-pbs": Option("", unused=True),
     "licenses": Option("L", NEEDED, unsupported="there are no licenses"),
     "network": Option("", NEEDED, unsupported=PLACES),
@@ -268,16 +268,9 @@ def _checked(found: Iterable[Directive], wanted: Wanted) -> list[Directive]:
 def job_of(wanted: Wanted, text: str, name: str, arguments: tuple[str, ...]) -> Merged:
     from thebes.server.jobfile import Given as Value
     from thebes.server.jobfile import merge, text_of
-    from thebes.server.sbatch import UNDERSTOOD, Directive, parse_script
+    from thebes.server.sbatch import UNDERSTOOD, parse_script
 
-    options: list[Directive] = []
-    for one in wanted.options:
-        if one.option == "array" and "%" in one.value:
-            indices, _, limit = one.value.partition("%")
-            wanted.unused.append(f"%{limit} of --array")
-            one = Directive(one.option, indices, one.place)
-        if one.option in UNDERSTOOD:
-            options.append(one)
+    options = [one for one in wanted.options if one.option in UNDERSTOOD]
     cwd = Path.cwd()
     draft = parse_script(text, name, arguments, cwd=cwd, options=options)
     if "gpus" not in draft.given:

@@ -133,16 +133,17 @@ def _jobs(client: Any, name: str | None) -> list[list[str]]:
 def _job(found: dict[str, Any]) -> list[str]:
     job, spec = Job(found, details=found), found["spec"]
     array = f" ArrayJobId={found['array_id']} ArrayTaskId={found['array_index']}" if found["array_id"] else ""
+    array += f" ArrayTaskThrottle={spec['array_limit']}" if spec.get("array_limit") else ""
     code = found["exit_code"] or 0
     ended = f"{code}:0" if code >= 0 else f"0:{-code}"
     limit_s, started_s = spec.get("time_s"), job.started_s()
     end_s = found["end_s"] or (started_s + limit_s if started_s and limit_s else None)
-    after = ",".join(f"afterok:{one}(unfulfilled)" for one in found["after"]) or "(null)"
+    after = job.comes_after("(unfulfilled)") if job.waits else "(null)"
     kind = f"{spec['gpu_type']}:" if spec.get("gpu_type") else ""
     return [
         f"JobId={found['id']}{array} JobName={found['name'] or '(null)'}",
         f"UserId={found['user']} Account={found['tenant']} Priority={found['priority']}",
-        f"JobState={STATES[job.state][1]} Reason={job.reason()} Dependency={after if job.waits else '(null)'}",
+        f"JobState={STATES[job.state][1]} Reason={job.reason()} Dependency={after}",
         f"Requeue=1 Restarts={max(0, found['incarnation'] - 1)} BatchFlag=1 ExitCode={ended}",
         f"RunTime={long_span(job.ran_s())} TimeLimit={long_span(limit_s)}",
         f"SubmitTime={clock(found['submit_s'])}",

@@ -92,11 +92,6 @@ def _each_node(job: Job) -> str:
     return f"gres:gpu:{kind + ':' if kind else ''}{job.facts['gpus'] // job.nodes()}"
 
 
-def _after(job: Job) -> str:
-    after = job.spec.get("after") or []
-    return ",".join(f"afterok:{one}" for one in after) or "(null)"
-
-
 def _index(job: Job) -> str:
     if job.indices:
         return ranges(job.indices)
@@ -128,7 +123,7 @@ FIELDS = {
     "V": Field("SUBMIT_TIME", lambda job: clock(job.facts["submit_s"])),
     "Q": Field("PRIORITY", lambda job: str(job.facts["priority"])),
     "p": Field("PRIORITY", lambda job: str(job.facts["priority"])),
-    "E": Field("DEPENDENCY", _after),
+    "E": Field("DEPENDENCY", lambda job: job.comes_after()),
     "Z": Field("WORK_DIR", lambda job: str(job.spec.get("workdir") or "")),
     "o": Field("COMMAND", lambda job: job.command()),
     "Y": Field("SCHEDNODES", lambda _job: "(null)"),

@@ -1,0 +1,56 @@
+"""Arrays of which only so many members may be at work at a time (`0-99%4`): who has a place, whose turn is next.
+
+A member that has no place is not told to the policy, so policies know nothing of limits. All of it follows from what is
+known of the members, and is drawn up anew when a controller starts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+Turn = tuple[bool, int, str]  # never begun, array index, id: who has begun goes first, then the lowest index
+
+
+@dataclass
+class Places:
+    """The places of one array. Who has lost its place, or wants none any more, is found out when it matters."""
+
+    limit: int
+    inside: set[str] = field(default_factory=set)  # who has a place, and some who had one
+    line: list[Turn] = field(default_factory=list)  # a heap
+    in_line: set[str] = field(default_factory=set)
+
+    def wait(self, job_id: str, index: int, *, begun: bool) -> None:
+        """Get in line. Twice is once."""
+        if job_id not in self.in_line:
+            self.in_line.add(job_id)
+            heapq.heappush(self.line, (not begun, index, job_id))
+
+    def let_in(self, has_place: Callable[[str], bool], may_enter: Callable[[str], bool]) -> list[str]:
+        """Fill the places that are free, in turn. Who may not enter (any more) is struck from the line.
+
+        Costs as much as there are places and newcomers, however long the line is.
+        """
+        self.inside = {job_id for job_id in self.inside if has_place(job_id)}
+        entered: list[str] = []
+        while self.line and len(self.inside) < self.limit:
+            _, _, job_id = heapq.heappop(self.line)
+            self.in_line.discard(job_id)
+            if may_enter(job_id):
+                self.inside.add(job_id)
+                entered.append(job_id)
+        return entered
+
+    @property
+    def deserted(self) -> bool:
+        return not (self.inside or self.line)
+
+
+def kept_back(limit: int) -> str:
+    """Why a member without a place waits."""
+    return f"its array runs at most {limit} of its jobs at a time"
+
+
+__all__ = ["Places", "kept_back"]
