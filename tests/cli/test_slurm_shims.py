@@ -20,6 +20,7 @@ from thebes.cli.slurm.formats import lines_of, long_span, parse_format, parse_lo
 from thebes.cli.slurm.jobs import REASONS, Job, ids_of, reason_of, states_of, together
 from thebes.cli.slurm.options import Option, Stop, folded, parse, unfolded
 from thebes.model import decision
+from thebes.server.array_limits import kept_back
 
 RECORDED = Path(__file__).parent / "recorded_slurm"
 NOW = 1_794_781_000.0
@@ -186,6 +187,10 @@ def test_fields_of_squeue():
     after = job("9")
     after.details = {"spec": {"after": ["7", "8_2"], "gpu_type": "A100"}, "attempts": []}
     assert shown("%E %b", [after])[1] == "afterok:7,afterok:8_2 gres:gpu:A100:1"
+    after.details["spec"] = {"after": ["7"], "after_any": ["6", "8_2"]}
+    assert shown("%E", [after])[1] == "afterok:7,afterany:6,afterany:8_2"
+    limited = together([job(f"8_{index}", array_limit=2) for index in (3, 4, 5, 9)])
+    assert shown("%i %K", limited)[1] == "8_[3-5,9%2] 3-5,9"
     assert squeue.as_json(done)["start_time"] == NOW + 35
 
 
@@ -219,6 +224,7 @@ def test_every_reason_of_a_policy_has_a_word_of_slurms():
     [
         ("held", "held by its user", "JobHeldUser"),
         ("queued", "waits for job 3", "Dependency"),
+        ("queued", kept_back(4), "JobArrayTaskLimit"),
         ("queued", "is being started", "None"),
         ("queued", "", "None"),
         ("queued", "something new", "Resources"),
@@ -260,6 +266,7 @@ def test_lists_that_are_none():
 
 def test_ids():
     assert ids_of("scancel", ["12", "12_3", "12_[1-4,7]"]) == [("12", None), ("12", [3]), ("12", [1, 2, 3, 4, 7])]
+    assert ids_of("scancel", ["12_[1-4%2]"]) == [("12", [1, 2, 3, 4])], "as squeue shows them"
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -365,7 +372,11 @@ def test_scripts_that_sbatch_does_not_take(script, monkeypatch):
     ("words", "told"),
     [
         (["-t", "foo"], "sbatch: error: --time: 'foo' is not a length of time."),
-        (["-d", "afterany:3"], "sbatch: error: --dependency: 'afterany:3' is not supported."),
+        (["-d", "afternotok:3"], "sbatch: error: --dependency: 'afternotok:3' is not supported."),
+        (["-d", "afterany:3?afterok:4"], "sbatch: error: --dependency: 'afterany:3?afterok:4' is not supported: '?'"),
+        (["-d", "afterany:"], "sbatch: error: --dependency: 'afterany:' does not name a job."),
+        (["-a", "1-9%0"], "sbatch: error: --array: '1-9%0': the limit after % is not a number of at least 1."),
+        (["-a", "1-9%few"], "sbatch: error: --array: '1-9%few': the limit after % is not a number of at least 1."),
         (["-a", "x"], "sbatch: error: --array: 'x' is not a list of array indices."),
         (["-o", "%q.txt"], "sbatch: error: '%q.txt': %q is not known."),
         (["-o", ""], "sbatch: error: '' is not the name of a file for output."),
@@ -442,7 +453,8 @@ def test_help_version_and_srun(thebes):
     assert ran.code == 0
     assert "--gpus-per-node=…" in ran.out
     assert "Accepted, without effect:" in ran.out
-    assert "--hold  (submit it, then `scontrol hold` it)" in ran.out
+    assert "--nodelist=…  (the policy decides which nodes a job gets)" in ran.out
+    assert "  -H, --hold\n" in ran.out
     assert thebes("slurm-shim", "squeue", "--version").out.startswith("thebes ")
     ran = thebes("slurm-shim", "srun", "hostname")
     assert ran.code == 1
@@ -499,10 +511,22 @@ def test_command_line_over_environment_over_script(script, monkeypatch):
 
 def test_fields_of_a_job(script, monkeypatch):
     monkeypatch.setenv("KEEP", "1")
-    words = ["--array=1-5:2%2", "-d", "afterok:3:4_1", "-D", "sub", "--export=NONE,A=b", "-t", "1-02:03:04"]
+    words = [
+        "--array=1-5:2%2",
+        "-d",
+        "afterok:3:4_1,afterany:7",
+        "-H",
+        "-D",
+        "sub",
+        "--export=NONE,A=b",
+        "-t",
+        "1-02:03:04",
+    ]
     merged = made(BARE, *words, "--signal=B:USR2@120")
     fields = merged.fields
     assert (fields["array"], fields["after"], fields["time_s"]) == ([1, 3, 5], ["3", "4_1"], 93_784.0)
+    assert (fields["array_limit"], fields["after_any"], fields["hold"]) == (2, ["7"], True)
+    assert made("#!/bin/bash\n#SBATCH -a 1-9%3\n", "-a", "1-2").fields.get("array_limit") is None
     assert fields["workdir"] == str(script.parent / "sub")
     assert fields["env"] == {"A": "b"}
     assert fields["grace_s"] == 120.0

@@ -22,9 +22,10 @@ from thebes.server.jobfile import (
     parse_duration_s,
     parse_yaml,
     read_yaml,
+    split_limit,
 )
 from thebes.server.sbatch import parse_script, read_script
-from thebes.server.spec import JobSpec
+from thebes.server.spec import JobSpec, must_complete
 
 HERE = Path("/work-here")
 SCHEMA = Path(__file__).parents[2] / "docs/job.schema.json"
@@ -114,7 +115,7 @@ def test_arrays(text: str, indices: list[int]) -> None:
         ("1..5", "not a list"),
         ("0-20000", "more than 10,000"),
         ("0-99999999999", "too large"),
-        ("1-50%4", "not a list"),
+        ("1-5,7%4", "not a list"),
     ],
 )
 def test_array_nonsense(text: str, told: str) -> None:
@@ -124,8 +125,55 @@ def test_array_nonsense(text: str, told: str) -> None:
     assert error.hint
 
 
-def test_a_limit_of_members_at_a_time_is_told_apart() -> None:
-    assert "not supported" in refusal(parse_array, "1-50%4").hint
+def test_a_limit_of_members_at_a_time_comes_last() -> None:
+    assert split_limit("1-50%4") == ("1-50", "4")
+    assert split_limit("1-50") == ("1-50", None)
+    assert "once and last" in refusal(parse_array, "1-5%4").hint  # of a list, one by one
+
+
+@pytest.mark.parametrize("limit", ["", "0", "-1", "x", "4%5", "4,20-29", "1.5", "9999999"])
+def test_limits_that_are_none(limit: str) -> None:
+    error = refusal(from_yaml, f"run: x\narray: 0-9%{limit}")
+    assert error.message == f"job.yaml, line 2: array: '0-9%{limit}': the limit after % is not a number of at least 1."
+    assert "0-99%4" in error.hint
+
+
+def test_forms_of_an_array_with_a_limit() -> None:
+    for text in ("array: 0-9%4", "array: 0-9\narray_limit: 4", "array_limit: 4\narray: [0-5, 6-9]"):
+        spec = from_yaml(f"run: x\n{text}")
+        assert (spec.array, spec.array_limit) == (list(range(10)), 4)
+    assert from_script(sbatch("-a 1-3%2")).array_limit == 2
+    assert from_yaml("run: x\narray: 0-9").array_limit is None
+    assert "not a list of array indices" in refusal(from_yaml, "run: x\narray: '%4'").message
+
+
+def test_an_array_replaces_an_earlier_one_with_its_limit() -> None:
+    script = parse_script(sbatch("-a 1-9%3"), "train.sh", cwd=HERE)
+    options = Draft()
+    options.put("array", "1-2", "--array")
+    fields = merged(script, options).fields
+    assert (fields["array"], "array_limit" in fields) == ([1, 2], False)
+    options.put("array", "1-2%1", "--array")
+    assert merged(script, options).fields["array_limit"] == 1
+
+
+def test_held_and_after_any() -> None:
+    spec = from_yaml("run: x\nhold: true\nafter_any: [3, 12_3]\nafter: 7")
+    assert (spec.hold, spec.after_any, spec.after) == (True, ["3", "12_3"], ["7"])
+    assert from_yaml("run: x\nhold: no").hold is False
+    assert from_script(sbatch("-H")).hold
+    assert from_script(sbatch("--hold --gpus=2")).gpus == 2  # it takes no value
+    assert not from_script(sbatch("--gpus=2")).hold
+    spec = from_script(sbatch("-d afterok:1:2,afterany:3:4_1,afterok:5"))
+    assert (spec.after, spec.after_any) == (["1", "2", "5"], ["3", "4_1"])
+
+
+def test_of_which_jobs_any_end_will_do() -> None:
+    assert must_complete(["7", "8_2"], "7")
+    assert must_complete(["7", "8_2"], "7_3"), "an array stands for its members"
+    assert must_complete(["7", "8_2"], "8_2")
+    assert not must_complete(["7", "8_2"], "8_3")
+    assert not must_complete([], "7")
 
 
 def test_a_whole_job_file() -> None:
@@ -199,7 +247,7 @@ def test_a_work_directory_is_relative_to_the_file(tmp_path: Path) -> None:
         ("run: x\nresources: {gpus: 4}", "line 2: unknown key 'resources'", "at the top level"),
         ("run: x\nnum_gpus: 4", "line 2: unknown key 'num_gpus'", "did you mean 'gpus'?"),
         ("kind: Job\nrun: x", "line 1: unknown key 'kind'", "Kubernetes"),
-        ("run: x\nzzz: 4", "line 2: unknown key 'zzz'", "valid names: after, array"),
+        ("run: x\nzzz: 4", "line 2: unknown key 'zzz'", "valid names: after, after_any, array"),
         ("run: x\ngpus: four", "job.yaml, line 2: gpus: 'four' is not a whole number", "as in 4"),
         ("run: x\n\ngpus: 0", "job.yaml, line 3: gpus: must be at least 1, not 0", "at least one GPU"),
         ("run: x\ngpus: [1]", "line 2: gpus: one value is wanted here, not a list", ""),
@@ -210,6 +258,13 @@ def test_a_work_directory_is_relative_to_the_file(tmp_path: Path) -> None:
         ("run: x\narray: 5-1", "line 2: array: '5-1' names no array index", "1-50"),
         ("run: x\narray:\n- 1\n- x", "line 4: array[1]: 'x' is not a list", ""),
         ("run: x\nafter: last", "line 2: after: 'last' is not a job id", "17_3"),
+        ("run: x\nafter_any: [1, last]", "line 2: after_any: 'last' is not a job id", "17_3"),
+        ("run: x\nhold: soon", "line 2: hold: 'soon' is neither true nor false", ""),
+        ("run: x\narray: [1-3%2, 5]", "line 2: array[0]: '1-3%2' is not a list of array indices", "array_limit: 4"),
+        ("run: x\narray: 1-3\narray_limit: 0", "line 3: array_limit: must be at least 1, not 0", ""),
+        ("run: x\narray: 1-3\narray_limit: few", "line 3: array_limit: 'few' is not a whole number", ""),
+        ("run: x\narray_limit: 2", "line 2: array_limit: there is no array whose jobs it could limit.", ""),
+        ("run: x\narray: 1-3%2\narray_limit: 2", "line 3: array_limit: '1-3%2' has a limit already", "Leave one"),
         ("run: x\nenv:\n  THEBES_X: 1", "env: THEBES_X: names that begin with THEBES_", ""),
         ("run: x\nenv:\n  A: {b: c}", "line 3: env.A: one value is wanted here", "quotes"),
         ("run: x\nenv: [A]", "A has no value here", "A=VALUE"),
@@ -336,13 +391,12 @@ def test_a_script_without_a_name_has_that_of_its_file() -> None:
 
 def test_unknown_options_are_named_in_one_note() -> None:
     draft = parse_script(
-        sbatch("--mem=4G", "-p gpu", "--mail-type ALL", "--exclusive", "-o out-%j.txt", "-a 1-9%3"),
+        sbatch("--mem=4G", "-p gpu", "--mail-type ALL", "--exclusive", "-o out-%j.txt"),
         "train.sh",
         cwd=HERE,
     )
     (note,) = draft.notes
-    assert "6 #SBATCH options are not used here: --mem, --partition, --mail-type, --exclusive, --output" in note
-    assert "%3 of --array" in note
+    assert "5 #SBATCH options are not used here: --mem, --partition, --mail-type, --exclusive, --output" in note
     assert "thebes logs" in note
 
 
@@ -360,8 +414,14 @@ def test_notes_about_srun_and_several_nodes() -> None:
         ("--gpus=none", "train.sh, line 2: --gpus: 'none' is not a number of GPUs"),
         ("--nodes=0", "train.sh, line 2: --nodes: '0' is not a number of at least 1"),
         ("--time=tomorrow", "train.sh, line 2: --time: 'tomorrow' is not a length of time"),
-        ("-d afterany:3", "train.sh, line 2: --dependency: 'afterany:3' is not supported"),
+        ("-d afternotok:3", "train.sh, line 2: --dependency: 'afternotok:3' is not supported"),
+        ("-d afterok:1,after:3", "train.sh, line 2: --dependency: 'afterok:1,after:3' is not supported"),
         ("-d singleton", "is not supported"),
+        ("-d afterok:1?afterany:2", "'?' would start it after any one of them"),
+        ("-d afterany:", "train.sh, line 2: --dependency: 'afterany:' does not name a job"),
+        ("-d afterok:1::2", "'afterok:1::2' does not name a job"),
+        ("-d afterany:x", "train.sh, line 2: --dependency: 'x' is not a job id"),
+        ("--array=1-3%0", "train.sh, line 2: --array: '1-3%0': the limit after % is not a number of at least 1"),
         ("--array=x", "train.sh, line 2: --array: 'x' is not a list of array indices"),
         ("--job-name", "train.sh, line 2: --job-name has no value"),
         ("gpu:2", "train.sh, line 2: 'gpu:2' is not an option"),
