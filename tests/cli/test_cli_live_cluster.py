@@ -198,7 +198,8 @@ def test_dry_run(live) -> None:
         (("--gpus", "9", "--", "true"), "9 GPUs"),
         (("--gpus", "0", "--", "true"), "--gpus: must be at least 1, not 0"),
         (("--nodes", "3", "--gpus", "3", "--", "true"), "nodes"),
-        (("--after", "999999", "--", "true"), "999999"),
+        (("--after", "999999", "--", "true"), "--after 999999: there is no such job"),
+        (("--after-any", "999999", "--", "true"), "--after-any 999999: there is no such job"),
     ],
 )
 def test_jobs_that_cannot_be(live, words: tuple[str, ...], message: str) -> None:
@@ -265,6 +266,53 @@ def test_hold_and_release(live, submit) -> None:
     assert state_of(live, job) == "held"
     assert live("release", job).code == 0
     assert live("wait", job, "--timeout", "20").code == 0
+
+
+def test_submitted_held(live, submit) -> None:
+    Path("job.yaml").write_text("run: 'true'\nhold: true\n")
+    ran = live("submit", "-f", "job.yaml")
+    job = ran.out.strip()
+    assert f"note: it is held; `thebes release {job}` lets it start." in ran.err
+    assert show(live, job)["reason"] == "held by its user"
+    assert "held by its user" in live("ps").out
+    assert live("wait", submit("--", "true"), "--timeout", "20").code == 0
+    assert state_of(live, job) == "held"
+    assert live("release", job).code == 0
+    assert live("wait", job, "--timeout", "20").code == 0
+    assert live("wait", submit("--no-hold", "-f", "job.yaml"), "--timeout", "20").code == 0, "options override the file"
+    told = live("submit", "--dry-run", "--hold", "--", "true").out
+    assert told.splitlines() == ["would wait", "  because    it is held until `thebes release`"]
+
+
+def test_after_any(live, submit) -> None:
+    first = submit("--hold", "--", "false")
+    job = submit("--after-any", first, "--", "true")
+    told = live("show", job).out
+    assert f"waits for job {first}" in told
+    assert f"of {first}, in whatever way" in told
+    assert (show(live, job)["after"], show(live, job)["after_any"]) == ([], [first])
+    live("release", first)
+    assert live("wait", first, "--timeout", "20").code == 1
+    assert live("wait", job, "--timeout", "20").code == 0
+
+
+def test_an_array_with_a_limit(live, submit) -> None:
+    ran = live("submit", "--array", "0-3%1", "--", "sleep", "0.3")
+    job = ran.out.strip()
+    assert f"array {job}: 1 GPU, 4 jobs, 1 at a time." in ran.err
+    assert show(live, f"{job}_3")["reason"] == "its array runs at most 1 of its jobs at a time"
+    assert show(live, f"{job}_3")["array_limit"] == 1
+    assert "its array runs at most 1 of its jobs at a time" in live("show", f"{job}_3").out
+    assert "at a time       at most 1" in live("show", job).out
+    listed = json.loads(live("ps", "-o", "json").out)["jobs"]
+    assert [one["reason"] for one in listed if one["id"] == f"{job}_3"] == [show(live, f"{job}_3")["reason"]]
+    assert live("wait", job, "--timeout", "20").code == 0
+    starts = [show(live, f"{job}_{index}")["first_start_s"] for index in range(4)]
+    ends = [show(live, f"{job}_{index}")["end_s"] for index in range(4)]
+    assert starts == sorted(starts)
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+    told = live("submit", "--dry-run", "--array", "0-3%1", "--", "true").out
+    assert "  note       of its 4 jobs at most 1 run at a time; the others follow in turn" in told
 
 
 def test_cancelling_an_array_ends_all_of_it(live, submit) -> None:

@@ -142,6 +142,66 @@ def test_the_queue_as_slurm_shows_it(slurm):
     assert sorted(ran.out.splitlines()) == [f"{first} CANCELLED", f"{after} CANCELLED"]
 
 
+def test_a_job_submitted_held_waits_until_it_is_released(slurm, tmp_path):
+    (tmp_path / "held.sh").write_text("#!/bin/bash\n#SBATCH --gpus=1 --hold\ntrue\n")
+    by_option = submitted(slurm("sbatch", "-H", "--gpus=1", "--wrap", "true"))
+    by_script = submitted(slurm("sbatch", "held.sh"))
+    submitted(slurm("sbatch", "-W", "--gpus=1", "--wrap", "true"))  # meanwhile others run
+    for job in (by_option, by_script):
+        assert slurm("squeue", "-h", "-j", job, "-o", "%t %R").out == "PD (JobHeldUser)\n"
+        assert "JobState=PENDING Reason=JobHeldUser" in slurm("scontrol", "show", "job", job).out
+    assert slurm("scontrol", "release", f"{by_option},{by_script}").code == 0
+    until(lambda: not states(slurm), "both have run")
+    ran = slurm("squeue", "-h", "-t", "CD", "-j", f"{by_option},{by_script}", "-o", "%i")
+    assert sorted(ran.out.split()) == sorted([by_option, by_script])
+    ran = slurm("sbatch", "--test-only", "-H", "--gpus=1", "--wrap", "true")
+    assert ran.err == "sbatch: Job to wait: it is held until `thebes release` (no estimate)\n"
+
+
+def test_after_any_end_of_another(slurm):
+    fails = submitted(slurm("sbatch", "-H", "--gpus=1", "--wrap", "exit 3"))
+    good = submitted(slurm("sbatch", "-H", "--gpus=1", "--wrap", "true"))
+    behind = submitted(slurm("sbatch", "-d", f"afterok:{good},afterany:{fails}", "--gpus=1", "--wrap", "true"))
+    strict = submitted(slurm("sbatch", "-d", f"afterok:{fails}", "--gpus=1", "--wrap", "true"))
+    told = f"afterok:{good}(unfulfilled),afterany:{fails}(unfulfilled)"
+    assert f"Reason=Dependency Dependency={told}\n" in slurm("scontrol", "show", "job", behind).out
+    assert slurm("squeue", "-h", "-j", behind, "-o", "%r %E").out == f"Dependency afterok:{good},afterany:{fails}\n"
+    slurm("scontrol", "release", fails)
+    until(lambda: fails not in states(slurm), "it has failed")
+    until(lambda: strict not in states(slurm), "it is cancelled")
+    assert states(slurm)[behind] == "PD"
+    slurm("scontrol", "release", good)
+    until(lambda: not states(slurm), "all have ended")
+    ran = slurm("squeue", "-h", "-t", "all", "-j", f"{fails},{good},{behind},{strict}", "-o", "%i %t")
+    assert dict(line.split() for line in ran.out.splitlines()) == {fails: "F", good: "CD", behind: "CD", strict: "CA"}
+    ran = slurm("sbatch", "-d", "afterany:999999", "--gpus=1", "--wrap", "true")
+    assert ran.code == 1
+    assert "--after-any 999999: there is no such job" in ran.err
+
+
+def test_an_array_with_a_limit(slurm, tmp_path):
+    script = "date +%s.%N >begin.$SLURM_ARRAY_TASK_ID; sleep 0.4; date +%s.%N >end.$SLURM_ARRAY_TASK_ID"
+    array = submitted(slurm("sbatch", "--array=0-5%2", "--gpus=1", "--wrap", script))
+    until(lambda: list(states(slurm).values()).count("R") == 2, "two of them run")
+    lines = dict(line.split() for line in slurm("squeue", "-h", "-t", "PD", "-o", "%i %R").out.splitlines())
+    ((waiting, reason),) = lines.items()
+    assert waiting.startswith(f"{array}_[")
+    assert waiting.endswith("5%2]")
+    assert reason == "(JobArrayTaskLimit)"
+    shown = slurm("scontrol", "show", "job", f"{array}_5").out
+    assert f"ArrayJobId={array} ArrayTaskId=5 ArrayTaskThrottle=2 " in shown
+    assert "Comment=its array runs at most 2 of its jobs at a time" in shown
+    until(lambda: not states(slurm), "all have ended")
+
+    def told(name: str) -> float:
+        return float((tmp_path / name).read_text())
+
+    times = [(told(f"begin.{index}"), told(f"end.{index}")) for index in range(6)]
+    for begin, _ in times:
+        assert sum(other <= begin < end for other, end in times) <= 2, times
+    assert min(range(2, 6), key=lambda index: times[index][0]) in (2, 3), "in the order of the indices"
+
+
 def test_a_part_of_the_cluster_is_in_use(slurm, thebes):
     job = submitted(slurm("sbatch", "--gpus=2", "--wrap", "sleep 60"))
     until(lambda: states(slurm).get(job) == "R", "it runs")

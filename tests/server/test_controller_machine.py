@@ -31,6 +31,7 @@ from thebes.server import store as db
 from thebes.server.clock import ClusterClock
 from thebes.server.config import Config
 from thebes.server.controller import Controller
+from thebes.server.core import LiveJob
 from thebes.server.principal import Principal
 from thebes.server.recovery import unfinished_dependencies
 from thebes.server.replay import replay_store
@@ -232,6 +233,9 @@ class LiveCluster(RuleBasedStateMachine):
         tenant=st.sampled_from(TENANTS),
         after=st.one_of(st.none(), st.none(), which),
         impatient=st.booleans(),
+        any_end=st.booleans(),
+        hold=st.sampled_from([False, False, False, True]),
+        at_a_time=st.sampled_from([None, 1, 2]),
     )
     def submit(
         self,
@@ -246,8 +250,12 @@ class LiveCluster(RuleBasedStateMachine):
         tenant: str,
         after: int | None,
         impatient: bool,
+        any_end: bool = False,
+        hold: bool = False,
+        at_a_time: int | None = None,
     ) -> None:
         rows = self.rows()
+        others = [pick(sorted(rows), after)] if after is not None and rows else []
         spec = JobSpec(
             command=["train"],
             gpus=gpus if nodes != 2 else 2 * max(1, gpus // 2),
@@ -258,7 +266,10 @@ class LiveCluster(RuleBasedStateMachine):
             time_s=limit_s,
             array=members,
             tenant=tenant,
-            after=[pick(sorted(rows), after)] if after is not None and rows else [],
+            array_limit=at_a_time if members else None,
+            after=[] if any_end else others,
+            after_any=others if any_end else [],
+            hold=hold,
             workdir="/",
         )
 
@@ -547,7 +558,9 @@ class LiveCluster(RuleBasedStateMachine):
         taken = [gpu for gpus in held.values() for gpu in gpus]
         assert len(taken) == len(set(taken)), "the ledger gives a GPU twice"
         for job in core.jobs.values():
-            assert ledger.knows(job.id) or job.waits_for or job.hold or job.cancelled, f"{job.id} is forgotten"
+            in_line = job.limited_array in core.places and job.id in core.places[job.limited_array].in_line
+            shown = ledger.knows(job.id) and job.id not in ledger.held_by_user
+            assert shown or in_line or job.waits_for or job.hold or job.cancelled, f"{job.id} is forgotten"
             assert len(job.attempts) <= 1
             assert job.target is None or len(job.target) == job.spec.gpus
         assert ledger.row_of.keys() <= core.jobs.keys()
@@ -565,6 +578,26 @@ class LiveCluster(RuleBasedStateMachine):
         for node in ledger.blocked:
             assert node in core.drained or not self.world.up[node]
         self.check_new_holders(held)
+        self.check_places()
+
+    def check_places(self) -> None:
+        """Of an array with a limit, no more members are at work than that; and no place is empty while one wants it."""
+        core = self.controller.core
+        arrays: dict[str, list[LiveJob]] = {}
+        for job in core.jobs.values():
+            if job.limited_array is not None:
+                arrays.setdefault(job.limited_array, []).append(job)
+        assert core.places.keys() <= arrays.keys()
+        for array, members in arrays.items():
+            limit = members[0].spec.array_limit
+            assert limit is not None
+            shown = {job.id for job in members if core.ledger.knows(job.id)} - core.ledger.held_by_user
+            moving = {job.id for job in members if any(a.phase != "suspended" for a in job.attempts.values())}
+            # One that was suspended, held and then told to go comes back to life for a moment, whoever has its place.
+            leaving = {job.id for job in members if job.id not in shown and (job.cancelled or job.hold)}
+            assert len(shown | (moving - leaving)) <= limit, f"{array}: {shown}, {moving}, limit {limit}"
+            line = [job for job in members if not (job.id in shown or job.hold or job.cancelled or job.waits_for)]
+            assert not line or len(shown | moving) >= limit or core.closing, f"{array}: {line} could go on"
 
     def check_new_holders(self, held: dict[str, tuple[int, ...]]) -> None:
         """Nobody gets a GPU of a drained or dead node, or one beyond the quota."""
