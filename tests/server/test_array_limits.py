@@ -284,20 +284,20 @@ def test_with_the_journal_gone_those_who_had_begun_are_let_in_first(tmp_path):
     from thebes.server import schema
 
     async def story():
-        async with live_cluster(tmp_path, nodes={"n0": 2}) as c:
-            a = await array_of(c, range(5), 2)
-            await c.controller.act("cancel", f"{a}_0", ADMIN)
-            await c.pass_time(10)
-            assert states(c, a, range(5)) == ["cancelled", "running", "running", "queued", "queued"]
-            await c.controller.act("requeue", f"{a}_0", ADMIN)
-            await c.quiet()
+        async with live_cluster(tmp_path) as c:
+            a = await array_of(c, range(5), 2, hold=True)
+            for index in (2, 3, 0, 1, 4):  # 2 and 3 begin
+                await c.controller.act("release", f"{a}_{index}", ADMIN)
+                await c.quiet()
+            assert states(c, a, range(5)) == ["queued", "queued", "running", "running", "queued"]
             await c.store.change(lambda store: store.execute(schema.journal.delete()) and None, must=True)
             await c.crash()
             await c.open()
-            await c.pass_time(60)
-            core = c.controller.core
-            assert len([job for job in core.jobs if core._has_place(job)]) == 2
-            assert states(c, a, (3, 4)) == ["queued", "queued"]
+            assert not seen(c), "they still run, but nobody has given them GPUs"
+            for index in (2, 3):
+                await end(c, f"{a}_{index}", 85)
+            assert states(c, a, range(5)) == ["queued", "queued", "running", "running", "queued"]
+            assert seen(c) == {f"{a}_2", f"{a}_3"}
 
     run(story())
 
