@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from sqlalchemy import Connection
@@ -127,13 +128,19 @@ class LiveJob:
         return self.id.partition("_")[0] if limited else None
 
 
+@lru_cache(maxsize=64)
+def _spec_of(text: str) -> JobSpec:
+    """Members of an array share one: it lists all of their indices, and there may be ten thousand."""
+    return JobSpec.model_validate_json(text)
+
+
 def live_job(row: db.JobRow) -> LiveJob:
     return LiveJob(
         id=row.id,
         seq=row.seq,
         user=row.user,
         tenant=row.tenant,
-        spec=JobSpec.model_validate_json(row.spec),
+        spec=_spec_of(row.spec),
         array_index=row.array_index,
         submit_s=row.submit_s,
         state=row.state,
