@@ -28,9 +28,10 @@ class LiveCluster:
         self.clock = engine.clock
         self.instance = Instance(folder)
         self.instance.create()
+        self.place: Path | str = self.instance.store
 
     async def open(self) -> None:
-        self.store = Store.open(self.instance.store)
+        self.store = Store.open(self.place)
         self.controller = Controller(
             self.store,
             self.engine,
@@ -102,12 +103,14 @@ class LiveCluster:
 
 @asynccontextmanager
 async def live_cluster(
-    folder: Path, nodes: dict[str, int] | None = None, **config: object
+    folder: Path, nodes: dict[str, int] | None = None, *, place: Path | str | None = None, **config: object
 ) -> AsyncIterator[LiveCluster]:
+    """`place`: of a store elsewhere than in the folder, perhaps in another database."""
     nodes = nodes or {"n0": 4, "n1": 4}
     listed = [{"name": name, "gpus": gpus, "virtual": True} for name, gpus in nodes.items()]
     made = Config(nodes=listed, **config)  # type: ignore[arg-type]
     cluster = LiveCluster(folder, FakeEngine(FakeClock(), nodes), made)
+    cluster.place = place or cluster.place
     await cluster.open()
     try:
         yield cluster

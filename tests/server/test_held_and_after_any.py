@@ -114,6 +114,37 @@ def test_a_plan_of_a_held_job_says_so(tmp_path):
     run(story())
 
 
+def test_either_database_remembers_what_keeps_a_job_back(tmp_path, place):
+    """Held, after any end, and a limited array that waits for both, through two crashes."""
+
+    async def story():
+        async with live_cluster(tmp_path, place=place) as c:
+            first = await c.submit(1)
+            member = await c.submit(1, array=[0, 1, 2], array_limit=1, hold=True, after=[first], after_any=[first])
+            array = member.partition("_")[0]
+            behind = await c.submit(1, after_any=[first, array])
+
+            async def crash_and_tell() -> list[str]:
+                await c.crash()
+                await c.open()
+                return [c.state(job) for job in (f"{array}_0", f"{array}_1", f"{array}_2", behind)]
+
+            assert await crash_and_tell() == ["held", "held", "held", "queued"]
+            await c.controller.act("release", array, ADMIN)
+            await end(c, first)
+            assert await crash_and_tell() == ["running", "queued", "queued", "queued"]
+            await end(c, f"{array}_0", 1)
+            await c.controller.act("hold", f"{array}_1", ADMIN)
+            assert await crash_and_tell() == ["failed", "preempting", "queued", "queued"]
+            await end(c, f"{array}_1", 85)
+            assert await crash_and_tell() == ["failed", "held", "running", "queued"]
+            await c.controller.act("cancel", f"{array}_1", ADMIN)
+            await end(c, f"{array}_2")
+            assert await crash_and_tell() == ["failed", "cancelled", "completed", "running"]
+
+    run(story())
+
+
 # --- after any end ---------------------------------------------------------------------------------------------------
 
 
