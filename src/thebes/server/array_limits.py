@@ -51,6 +51,3 @@ class Places:
 def kept_back(limit: int) -> str:
     """Why a member without a place waits."""
     return f"its array runs at most {limit} of its jobs at a time"
-
-
-__all__ = ["Places", "kept_back"]
