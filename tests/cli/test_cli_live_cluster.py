@@ -312,7 +312,7 @@ def test_an_array_with_a_limit(live, submit) -> None:
     assert starts == sorted(starts)
     assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
     told = live("submit", "--dry-run", "--array", "0-3%1", "--", "true").out
-    assert "  note       of its 4 jobs at most 1 run at a time; the others follow in turn" in told
+    assert "  note       of its 4 jobs at most 1 runs at a time; the others follow in turn" in told
 
 
 def test_cancelling_an_array_ends_all_of_it(live, submit) -> None:

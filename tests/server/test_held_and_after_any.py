@@ -9,6 +9,7 @@ from cluster_in_a_test import ADMIN, live_cluster
 
 from thebes.model.errors import UserError
 from thebes.server.config import save
+from thebes.server.errors import Conflict
 from thebes.server.principal import Principal
 from thebes.server.replay import replay_store
 from thebes.server.spec import JobSpec
@@ -108,8 +109,58 @@ def test_a_plan_of_a_held_job_says_so(tmp_path):
         async with live_cluster(tmp_path) as c:
             plan = await c.controller.plan(JobSpec(command=["x"], hold=True), ADMIN)
             assert (plan["starts"], plan["reason"]) == ("later", "it is held until `thebes release`")
-            plan = await c.controller.plan(JobSpec(command=["x"], hold=True, after_any=["3"], after=["2"]), ADMIN)
-            assert plan["reason"] == "it is held until `thebes release`; and it waits for job 2, 3"
+            two, three = await c.submit(1), await c.submit(1)
+            plan = await c.controller.plan(JobSpec(command=["x"], hold=True, after_any=[three], after=[two]), ADMIN)
+            assert plan["reason"] == f"it is held until `thebes release`; and it waits for job {two}, {three}"
+
+    run(story())
+
+
+def test_a_plan_looks_at_the_jobs_to_come_after(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+
+            async def plan(**more):
+                found = await c.controller.plan(JobSpec(command=["x"], **more), ADMIN)
+                return found["starts"], found["reason"]
+
+            runs, failed = await c.submit(1), await c.submit(1)
+            await end(c, failed, 1)
+            assert await plan(after_any=[runs]) == ("later", f"it waits for job {runs}")
+            assert await plan(after_any=[failed]) == ("now", "")
+            cancelled = f"it would be cancelled at once: job {failed}, after which it was to run, ended as failed"
+            assert await plan(after=[failed, runs]) == ("never", cancelled)
+            assert await plan(after_any=["99"]) == ("never", "--after-any 99: there is no such job")
+            many = [await c.submit(1) for _ in range(9)]
+            _, reason = await plan(after=many)
+            assert reason == f"it waits for job {', '.join(many[:5])}, …"
+
+    run(story())
+
+
+def test_a_dependent_that_is_requeued_before_it_has_begun_still_waits(tmp_path):
+    async def story():
+        async with live_cluster(tmp_path) as c:
+            first = await c.submit(1)
+            late, strict = await c.submit(1, after_any=[first]), await c.submit(1, after=[first])
+            for job in (late, strict):
+                await c.controller.act("cancel", job, ADMIN)
+                await c.controller.act("requeue", job, ADMIN)
+                await c.quiet()
+                assert c.state(job) == "queued"
+            assert c.controller.live(late)["reason"] == f"waits for job {first}"
+            await end(c, first, 1)
+            assert (c.state(late), c.state(strict)) == ("running", "cancelled")
+            with pytest.raises(Conflict, match=f"job {strict} comes after job {first}, which is failed"):
+                await c.controller.act("requeue", strict, ADMIN)
+            await c.controller.act("requeue", first, ADMIN)
+            await c.controller.act("requeue", strict, ADMIN)
+            await c.quiet()
+            assert c.state(strict) == "queued"
+            await end(c, late, 1)
+            await c.controller.act("requeue", late, ADMIN)  # it was let go on once, and waits no more
+            await c.quiet()
+            assert c.state(late) == "running"
 
     run(story())
 

@@ -15,7 +15,7 @@ from components import require
 from thebes.cli.engine import lines
 from thebes.engine.finding import Finding, worst
 from thebes.engine.slurm_check import limit_findings, probe_findings, site_findings, trial_failure
-from thebes.engine.slurm_commands import failure, parse_config, parse_node, parse_partition
+from thebes.engine.slurm_commands import SlurmError, failure, parse_config, parse_node, parse_partition
 
 RECORDED = Path(__file__).parent / "recorded"
 CONFIG = parse_config((RECORDED / "config.txt").read_text())
@@ -57,6 +57,8 @@ def test_why_no_step_could_be_run() -> None:
     found = trial_failure(failure("srun", 1, account))
     assert (found.level, found.what) == ("problem", "account")
     assert "--account" in found.hint
+    kept = trial_failure(SlurmError("srun: not given within 30 s: AccountNotAllowed", "busy"))
+    assert (kept.level, kept.what) == ("problem", "account")
     python = trial_failure(failure("srun", 2, "slurmstepd: error: execve(): python: No such file or directory"))
     assert (python.level, python.what) == ("problem", "Python")
     busy = trial_failure(failure("srun", 1, "srun: error: Unable to allocate resources: Requested nodes are busy"))

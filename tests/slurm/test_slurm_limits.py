@@ -96,7 +96,23 @@ def test_every_gpu_finds_its_share_of_cores_and_memory_and_what_slurm_refuses_is
                 await told.engine.kill(launches[3].job_id, 1)
                 await told.ended(launches[3])
 
-                refused = World(slurm, tmp_path / "refused", reservation="gone")
+                # Where the site gives jobs less than it would let them have, we ask for all of it.
+                slurm.command("scontrol", "update", "partition=main", "DefaultTime=1")
+                unlimited = Others(slurm, tmp_path / "unlimited")
+                async with opened(unlimited) as longest:
+                    launch = python(unlimited, NEVER_ENDS, (3,))
+                    await longest.engine.launch(launch)
+                    assert "UNLIMITED" in slurm.command("squeue", "-h", "-o", "%l").split()
+                    await longest.engine.kill(launch.job_id, 1)
+                    await longest.ended(launch)
+
+                slurm.command("scontrol", "update", "partition=main", "DefaultTime=1", "MaxTime=5")
+                too_long = Others(slurm, tmp_path / "long", time_limit="10")
+                async with opened(too_long) as others:
+                    with pytest.raises(GpusTaken, match="salloc: not given within 10 s: PartitionTimeLimit"):
+                        await others.engine.launch(python(too_long, NEVER_ENDS, (3,)))
+
+                refused = Others(slurm, tmp_path / "refused", reservation="gone")
                 async with opened(refused) as others:
                     with pytest.raises(GpusTaken, match="reservation"):
                         await others.engine.launch(python(refused, NEVER_ENDS, (3,)))

@@ -693,11 +693,11 @@ class SlurmEngine:
         return GIVEN_WITHIN_S + int(interval if interval.isdigit() else 30)
 
     def _time(self) -> str:
-        """As long as the partition lets a job run, or its default would be the limit."""
-        if self.site.time_limit:
+        """As long as the partition lets a job run, where it would give less by itself. Else nothing: then a QOS that
+        allows less than the partition has its say."""
+        if self.site.time_limit or self._partition is None:
             return self.site.time_limit
-        limit = self._partition.max_time if self._partition is not None else ""
-        return limit if seconds_of(limit) is not None else ""
+        return self._partition.max_time if self._partition.default_time != "NONE" else ""
 
     def _part(self, gang: Gang, launch: Launch, index: int) -> PartLaunch:
         part = gang.parts[index]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import socket
 import sys
@@ -195,7 +196,8 @@ async def _try_a_node(
         args += ["--time=1", "--job-name=thebes-check", *terms.args()]
         probe = [str(mark), word, host, str(door.getsockname()[1])]
         asked_s = time.time()
-        text = await slurm.run([*args, sys.executable, "-I", "-S", "-c", _PROBE, *probe], timeout_s=PROBE_S + 20)
+        command = [*args, sys.executable, "-I", "-S", "-c", _PROBE, *probe]
+        text = await slurm.try_step(command, name="thebes-check", wait_s=PROBE_S)
         return probe_findings(json.loads(text), shared, host, asked_s, time.time())
     except SlurmError as error:
         return [trial_failure(error)]
@@ -214,7 +216,7 @@ def trial_failure(error: SlurmError) -> Finding:
     if "execve" in error.message or "No such file" in error.message:
         hint = "install Thebes into a folder that all nodes see"
         return Finding("problem", "Python", f"a node cannot run {sys.executable} ({error.message})", hint)
-    if error.trouble == "account":
+    if error.trouble == "account" or re.search(r"Account|QOS|Assoc", error.message):
         hint = "name one of yours with --account and --qos: `sacctmgr show assoc user=$USER` lists them"
         return Finding("problem", "account", f"Slurm takes no jobs from us ({error.message})", hint)
     hint = "no free node? then nothing could be tried on one; else look at the message"

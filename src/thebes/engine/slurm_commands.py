@@ -255,6 +255,7 @@ class Partition:
     exclusive: bool  # whole nodes only
     preempt_mode: str
     grace_s: int
+    default_time: str = "NONE"  # of jobs that do not say how long they take; NONE: max_time
     max_cpus_per_node: int = 0  # of these three: 0 for no limit
     max_memory_per_cpu_mib: int = 0
     max_memory_per_node_mib: int = 0
@@ -271,6 +272,7 @@ def parse_partition(line: str) -> Partition:
         exclusive=found.get("OverSubscribe", "").startswith("EXCLUSIVE"),
         preempt_mode=found.get("PreemptMode", "OFF"),
         grace_s=_int(found.get("GraceTime")),
+        default_time=found.get("DefaultTime") or "NONE",
         max_cpus_per_node=_int(found.get("MaxCPUsPerNode")),
         max_memory_per_cpu_mib=_int(found.get("MaxMemPerCPU")),
         max_memory_per_node_mib=_int(found.get("MaxMemPerNode")),
@@ -568,7 +570,7 @@ class Slurm:
     async def allocate(self, request: Request) -> int:
         """The number of the new Slurm job. Trouble "busy" if Slurm does not give it; nothing is left behind then."""
         try:
-            _, told = await self._run(salloc_args(request), request.wait_s + ANSWER_S)
+            _, told = await self._wait(salloc_args(request), request.name, request.wait_s)
         except BaseException:
             with suppress(SlurmError):
                 await self._give_up(request.name)
@@ -579,6 +581,30 @@ class Slurm:
         if not found:
             raise SlurmError(f"Slurm took the allocation {request.name} back at once", "busy")
         return min(one.leader for one in found)
+
+    async def try_step(self, args: Sequence[str], *, name: str, wait_s: int) -> str:
+        """What an srun of this name (`--job-name`) prints that waits for nodes as long as that (`--immediate`)."""
+        return (await self._wait(args, name, wait_s))[0]
+
+    async def _wait(self, args: Sequence[str], name: str, wait_s: int) -> tuple[str, str]:
+        """A command that waits for a Slurm job of this name to be given what it asks for; if it is not, the error has
+        the reason that Slurm has for it. (The command itself says that a connection has timed out.)"""
+        asking = asyncio.create_task(self._why_it_waits(name, wait_s / 4))
+        try:
+            return await self._run(args, wait_s + ANSWER_S)
+        except SlurmError as error:
+            why = asking.result() if asking.done() and asking.exception() is None else ""
+            if error.trouble != "busy" or not why:
+                raise
+            raise SlurmError(f"{args[0]}: not given within {wait_s} s: {why}", "busy") from None
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def _why_it_waits(self, name: str, after_s: float) -> str:
+        await asyncio.sleep(after_s)
+        found = [one.reason for one in await self.queue(uid=os.getuid()) if one.name == name and one.state == "PENDING"]
+        return next((reason for reason in found if reason not in ("", "None")), "")
 
     async def _give_up(self, name: str) -> None:
         found = {one.leader for one in await self.queue(uid=os.getuid()) if one.name == name and not one.over}

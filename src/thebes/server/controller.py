@@ -34,7 +34,7 @@ from thebes.node.instance import Instance
 from thebes.node.launch import torchrun_command
 from thebes.server import store as db
 from thebes.server.clock import ClusterClock, resume_clock
-from thebes.server.core import Command, Core, PolicyFailed, Settings
+from thebes.server.core import Command, Core, PolicyFailed, Settings, failed_dependency
 from thebes.server.errors import Conflict, Forbidden, Invalid, NotFound
 from thebes.server.forecast import expected_start_s, forecast
 from thebes.server.ledger import Ledger, NodeSpec
@@ -660,8 +660,8 @@ class Controller:
             if not row.terminal:
                 raise Conflict(f"job {row.id} has just been submitted or has just ended", hint="try again")
             if verb == "requeue":
-                ended, checkpoints = self._as_it_ended(row)
-                core.requeue_ended(ended, actor, now_s)
+                ended, waits_for, checkpoints = self._as_it_ended(row)
+                core.requeue_ended(ended, waits_for, actor, now_s)
                 core.note_checkpoints(checkpoints)
                 return
             raise Conflict(
@@ -680,14 +680,24 @@ class Controller:
         else:
             raise Invalid(f"there is no '{verb}'", hint="cancel, hold, release, requeue or preempt")
 
-    def _as_it_ended(self, row: db.JobRow) -> tuple[db.JobRow, dict[str, tuple[int | None, str]]]:
-        """Look again: since it was read, the job may have run once more. With the last checkpoint that it told."""
+    def _as_it_ended(self, row: db.JobRow) -> tuple[db.JobRow, set[str], dict[str, tuple[int | None, str]]]:
+        """Look again: since it was read, the job may have run once more. With what it comes after that has not ended,
+        and the last checkpoint that it told."""
         with self.store.read() as c:
             row = db.get_job(c, row.id) or row
             checkpoints = last_checkpoints(c, row.id)
+            waits_for, failed = unfinished_dependencies(c, [row])
         if not row.terminal:
             raise Conflict(f"job {row.id} has just ended", hint="try again")
-        return row, checkpoints
+        if row.incarnation:  # who was let go on once waits no more
+            return row, set(), checkpoints
+        if row.id in failed:
+            other, state = failed[row.id]
+            raise Conflict(
+                f"job {row.id} comes after job {other}, which is {state}", hint=f"`thebes requeue {other}` first"
+            )
+        # What has just ended is not in the store yet, perhaps; but it is not in the core any more.
+        return row, waits_for.get(row.id, set()) & self.core.jobs.keys(), checkpoints
 
     async def drain(self, node: str, reason: str, preempt: bool, actor: str) -> None:
         await self._ask(lambda now_s: self.core.drain(node, reason, actor, now_s, preempt=preempt))
@@ -732,11 +742,19 @@ class Controller:
 
     async def plan(self, spec: JobSpec, principal: Principal) -> dict[str, Any]:
         """What would become of this job if it were submitted now."""
+
+        def look() -> tuple[set[str], tuple[str, str] | None]:
+            with self.store.read() as c:
+                return check_dependencies(c, spec, principal)
+
         try:
             tenant = self._check(spec, principal)
+            waits_for, failed = await asyncio.to_thread(look) if spec.after or spec.after_any else (set[str](), None)
+            if failed is not None:
+                raise Invalid(f"it would be cancelled at once: {failed_dependency(*failed)}")
         except Invalid as error:
             return {"starts": "never", "start_in_s": None, "reason": error.message, "nodes": {}, "preempts": []}
-        return forecast(self.core, spec, tenant, self.clock.now_s())
+        return forecast(self.core, spec, tenant, waits_for, self.clock.now_s())
 
     # -- what is -------------------------------------------------------------------------------------------------------
 

@@ -231,7 +231,7 @@ class Core:
             if row.id not in self.jobs:
                 job = self.jobs[row.id] = live_job(row)
                 self._event(now_s, "submitted", job, actor=job.user, gpus=job.spec.gpus)
-                self._end(job, "cancelled", _failed_dependency(after_id, state), None, now_s)
+                self._end(job, "cancelled", failed_dependency(after_id, state), None, now_s)
 
     def _wait_for(self, job: LiveJob, waits_for: Collection[str]) -> None:
         job.waits_for = set(waits_for)
@@ -866,7 +866,7 @@ class Core:
                 dependent.waits_for.discard(job.id)
                 self._admit(dependent, now_s)
             else:
-                self._end(dependent, "cancelled", _failed_dependency(job.id, state), None, now_s)
+                self._end(dependent, "cancelled", failed_dependency(job.id, state), None, now_s)
         self.dirty = True
 
     # -- what users ask for -------------------------------------------------------------------------------------------
@@ -929,11 +929,12 @@ class Core:
         self._settle(job, now_s)
         self.dirty = True
 
-    def requeue_ended(self, row: db.JobRow, actor: str, now_s: float) -> None:
+    def requeue_ended(self, row: db.JobRow, waits_for: Collection[str], actor: str, now_s: float) -> None:
         """Run a job again that has ended. Its checkpoints are still there; its time limit counts anew."""
         job = self.jobs[row.id] = replace(live_job(row), state="", failures=0, run_s=0.0, hold=False)
         self._update(job, reason="", end_s=None, exit_code=None, failures=0, run_s=0.0, hold=False)
         self._event(now_s, "requeue", job, actor=actor)
+        self._wait_for(job, waits_for)
         self._admit(job, now_s)
         self._settle(job, now_s)
 
@@ -1072,7 +1073,7 @@ class Core:
             self._wait_for(job, waits_for.get(job.id, ()))
         for job in waiting:
             if job.id in failed and job.id in self.jobs:
-                self._end(job, "cancelled", _failed_dependency(*failed[job.id]), None, now_s)
+                self._end(job, "cancelled", failed_dependency(*failed[job.id]), None, now_s)
         for row in attempts:
             job = self.jobs.get(row.job_id)
             if job is None:
@@ -1304,7 +1305,7 @@ class Core:
         if job.hold:
             return "held by its user"
         if job.waits_for:
-            return f"waits for job {', '.join(sorted(job.waits_for)[:5])}"
+            return f"waits for job {some_of(job.waits_for)}"
         if job.target is not None and job.active is None:
             mine = {attempt.incarnation for attempt in job.attempts.values()}
             if mine:
@@ -1358,7 +1359,13 @@ def void(_: object) -> None:
     return None
 
 
-def _failed_dependency(job_id: str, state: str) -> str:
+def some_of(job_ids: Iterable[str], most: int = 5) -> str:
+    """The first of them, for people."""
+    ordered = sorted(job_ids, key=lambda job_id: [int(word) for word in job_id.split("_")])
+    return ", ".join(ordered[:most]) + (", …" if len(ordered) > most else "")
+
+
+def failed_dependency(job_id: str, state: str) -> str:
     return f"job {job_id}, after which it was to run, ended as {state}"
 
 

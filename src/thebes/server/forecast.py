@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
+from collections.abc import Collection
 from typing import Any
 
 from thebes.model.jobs import NEVER
-from thebes.server.core import Core
+from thebes.server.core import Core, some_of
 from thebes.server.ledger import Ledger
 from thebes.server.spec import JobSpec
 
@@ -21,9 +22,9 @@ GLANCE_S = 0.02
 FEWEST_SAMPLES = 5  # past jobs, for a median that means anything
 
 
-def forecast(core: Core, spec: JobSpec, tenant: str, now_s: float) -> dict[str, Any]:
-    """What would become of this job if it were submitted now."""
-    return _of_one(core, spec, tenant, now_s) | {"note": _note(spec)}
+def forecast(core: Core, spec: JobSpec, tenant: str, waits_for: Collection[str], now_s: float) -> dict[str, Any]:
+    """What would become of this job if it were submitted now. `waits_for`: what it comes after and has not ended."""
+    return _of_one(core, spec, tenant, waits_for, now_s) | {"note": _note(spec)}
 
 
 def _note(spec: JobSpec) -> str:
@@ -31,14 +32,14 @@ def _note(spec: JobSpec) -> str:
     members = len(set(spec.array or ()))
     if spec.array_limit is None or spec.array_limit >= members:
         return ""
-    return f"of its {members} jobs at most {spec.array_limit} run at a time; the others follow in turn"
+    run = "runs" if spec.array_limit == 1 else "run"
+    return f"of its {members} jobs at most {spec.array_limit} {run} at a time; the others follow in turn"
 
 
-def _of_one(core: Core, spec: JobSpec, tenant: str, now_s: float) -> dict[str, Any]:
+def _of_one(core: Core, spec: JobSpec, tenant: str, waits_for: Collection[str], now_s: float) -> dict[str, Any]:
     """The same for a single job, or the first member of an array."""
-    others = [*spec.after, *spec.after_any]
-    if spec.hold or others:
-        reason = f"it waits for job {', '.join(others[:5])}" if others else ""
+    if spec.hold or waits_for:
+        reason = f"it waits for job {some_of(waits_for)}" if waits_for else ""
         if spec.hold:
             reason = "it is held until `thebes release`" + (f"; and {reason}" if reason else "")
         return {"starts": "later", "start_in_s": None, "nodes": {}, "preempts": [], "reason": reason}

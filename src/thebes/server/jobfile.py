@@ -109,9 +109,11 @@ def split_limit(text: str, place: str = "") -> tuple[str, str | None]:
     indices, percent, limit = text.partition("%")
     if not percent:
         return text, None
+    if "%" in limit or "," in limit:
+        raise UserError(f"{_at(place)}'{text}' is not an array.", hint=_array_hint(text))
     if not re.fullmatch(r"\s*0*[1-9]\d{0,5}\s*", limit):
         raise UserError(
-            f"{_at(place)}'{text}': the limit after % is not a number of at least 1.",
+            f"{_at(place)}'{text}': the limit after % is not a number from 1 to 999,999.",
             hint="As in 0-99%4: at most 4 jobs of the array at a time.",
         )
     return indices, limit.strip()
@@ -186,7 +188,14 @@ def _array(given: Given) -> list[int]:
 
 
 def _after(given: Given) -> list[str]:
-    ids = [word for item in _items(given) for word in re.split(r"[,:\s]+", text_of(item)) if word]
+    ids: list[str] = []
+    for item in _items(given):
+        named = [word for word in re.split(r"[,:\s]+", text_of(item)) if word]
+        if not named:  # as of --after "$JOB" where JOB is not set: to start at once is not what was meant
+            raise UserError(
+                f"{item.place}: '{text_of(item)}' does not name a job.", hint="As in 17, or 17_3 in an array."
+            )
+        ids += named
     for job in ids:
         if not re.fullmatch(r"[1-9]\d{0,11}(_\d{1,6})?", job):
             raise UserError(f"{given.place}: '{job}' is not a job id.", hint="Ids look like 17, or 17_3 in an array.")
@@ -426,7 +435,7 @@ def merge(drafts: Iterable[Draft], *, cwd: Path, environ: Mapping[str, str]) -> 
     snapshot = False
     for draft in drafts:
         notes += draft.notes
-        if "array" in draft.given:  # it replaces an earlier one as a whole, with its limit
+        if "array" in draft.given and "array" in fields:  # it replaces an earlier one as a whole, with its limit
             fields.pop("array_limit", None)
             places.pop("array_limit", None)
         for name, given in _with_limit(draft.given).items():

@@ -162,10 +162,12 @@ def _check_engine_options(engine: str, options: Options) -> None:
     for name, (to, value) in belongs.items():
         if value is not None and engine != to:
             raise UserError(f"{name} is for --engine {to}, and this is --engine {engine}", hint=f"add --engine {to}")
-    if options.time_limit and not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", options.time_limit):
+    if options.time_limit and not re.fullmatch(
+        r"(\d+-)?\d+(:\d+){0,2}|unlimited|infinite", options.time_limit, re.IGNORECASE
+    ):
         raise UserError(
             f"--time {options.time_limit}: not a time as Slurm writes it",
-            hint="minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS: for instance 720, 12:00:00 or 7-0",
+            hint="minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS: for instance 720, 12:00:00 or 7-0; or UNLIMITED",
         )
     if engine != "local" and (options.virtual_gpus is not None or options.nodes is not None):
         raise UserError(
@@ -272,7 +274,11 @@ def differences(running: Config, wanted: Config) -> list[str]:
         if old[key] == new[key]:
             continue
         before, after = (_shown(key, value) for value in (old[key], new[key]))
-        name = key.removesuffix("_s").removesuffix("_dir").removeprefix("ray_").replace("_", " ")
+        name = (
+            "time"
+            if key == "time_limit"
+            else key.removesuffix("_s").removesuffix("_dir").removeprefix("ray_").replace("_", " ")
+        )
         told.append(f"{name} is {before}, not {after}")
     return told
 
