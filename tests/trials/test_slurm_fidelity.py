@@ -15,14 +15,15 @@ from thebes.server.config import load
 
 pytestmark = pytest.mark.slurm
 
-JOBS, SECONDS, GPUS, MOST_ERROR, TRIES = 200, 170.0, 512, 0.05, 2
+JOBS, SECONDS, GPUS, MOST_ERROR, TRIES = 200, 220.0, 512, 0.05, 2
+LOAD = 0.5  # 0.75 while jobs arrive; near saturation the simulator itself says 26 % more for starts of one second more
 
 
 def test_slurm_does_what_the_simulator_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require("slurm")
     from slurm_cluster import slurm_cluster
 
-    acts = rehearsal.make_workload(JOBS, SECONDS, GPUS, load=0.7)
+    acts = rehearsal.make_workload(JOBS, SECONDS, GPUS, load=LOAD)
     limits = ",".join(f"{limit:g}" for limit in rehearsal.queue_limits(acts))
     with slurm_cluster(nodes=64, gpus=8) as slurm:
         for name, value in slurm.env.items():
