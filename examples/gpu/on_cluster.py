@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ async def preempted(told: Told, idle_mib: int) -> dict[str, Any]:
     report = await told.ended(launch)
     left_s = time.monotonic() - noticed_s
     await told.empty(idle_mib)
-    again = Launch(**{**vars(launch), "incarnation": 2, "resumes": True})
+    again = replace(launch, incarnation=2, resumes=True)
     await told.engine.launch(again)
     return {
         "notice_to_exit_s": round(left_s, 2),

@@ -763,7 +763,7 @@ class SlurmEngine:
         """Steps have not called: which, why, and what to do about it."""
         silent = [node for node, link in gang.links.items() if not link.ready.is_set()]
         own_words = [self.shared.attempt(node, gang).path / "supervisor.log" for node in silent]
-        said = next(filter(None, await asyncio.to_thread(lambda: [_last_line(path) for path in own_words])), "")
+        said = await asyncio.to_thread(_first_words, own_words)
         said_srun = await asyncio.to_thread(_last_line, log)
         where = f"node{'s' if len(silent) > 1 else ''} {', '.join(silent[:5])}{', …' if len(silent) > 5 else ''}"
         if silent and not gang.srun_ended.is_set():
@@ -965,6 +965,11 @@ def _has_failed(log: Path) -> bool:
     with suppress(OSError):
         return OVER in log.read_text("utf-8", "replace")
     return False
+
+
+def _first_words(logs: Iterable[Path]) -> str:
+    """What the first of them says that says anything; the others are not read."""
+    return next(filter(None, map(_last_line, logs)), "")
 
 
 def _last_line(path: Path) -> str:

@@ -1311,7 +1311,7 @@ class Core:
             if mine:
                 return "its last incarnation is still saving its state"
             busy = {holder for gpu in job.target for holder, _ in self.on_gpu.get(gpu, ())}
-            return f"its GPUs are being cleared by job {', '.join(sorted(busy)[:5])}" if busy else "is being started"
+            return f"its GPUs are being cleared by job {some_of(busy)}" if busy else "is being started"
         if job.limited_array is not None and not (job.cancelled or self._shown(job)):
             return kept_back(job.spec.array_limit or 0)
         fate = self.ledger.fate_of(job.id)
