@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -243,11 +244,16 @@ def test_test_only_asks_and_submits_nothing(slurm):
     ran = slurm("sbatch", "--test-only", "-N", "9", "--gpus-per-node=4", "--wrap", "true")
     assert ran.code == 1
     assert "allocation failure: " in ran.err
-    job = submitted(slurm("sbatch", "-N", "2", "--gpus-per-node=4", "--wrap", "sleep 60"))
+    # With a limit, so that the answer does not hang on how many jobs have ended here before.
+    job = submitted(slurm("sbatch", "-t", "30", "-N", "2", "--gpus-per-node=4", "--wrap", "sleep 60"))
     until(lambda: states(slurm).get(job) == "R", "it runs")
+    before = datetime.now()
     ran = slurm("sbatch", "--test-only", "--gpus=4", "--wrap", "true")
     assert ran.code == 0
-    assert ran.err.startswith("sbatch: Job to wait: ")
+    start = datetime.fromisoformat(ran.err.removeprefix("sbatch: Job to start at ").split()[0])
+    assert timedelta(minutes=29) < start - before < timedelta(minutes=31)
+    ran = slurm("sbatch", "--test-only", f"--dependency=afterok:{job}", "--gpus=4", "--wrap", "true")
+    assert (ran.code, ran.err) == (0, f"sbatch: Job to wait: it waits for job {job} (no estimate)\n")
     assert list(states(slurm)) == [job]
 
 
