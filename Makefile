@@ -4,11 +4,11 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT := out
 
-.PHONY: help setup demo test test-slow test-faults test-torch test-slurm test-ray test-postgres lint bench bench-quick bench-rubick bench-engines compare-all lock clean
+.PHONY: help setup demo test test-slow test-alone test-faults test-torch test-slurm test-ray test-postgres lint bench bench-quick bench-rubick bench-engines compare-all lock clean
 
 help:
 	@echo "make demo   replay a real trace under four policies, write out/demo.html; then a live cluster for a minute"
-	@echo "make test   run all tests (test-slow, -faults, -torch, -slurm, -ray, -postgres are the others)"
+	@echo "make test   run all tests (test-slow, -alone, -faults, -torch, -slurm, -ray, -postgres are the others)"
 	@echo "make bench  measure speed, write benchmarks/results/"
 	@echo "make bench-rubick  Rubick and its baselines on the published 406 jobs, write benchmarks/results/rubick.json"
 	@echo "make compare-all  every policy on real traces and three networks: docs/comparison.md, out/compare-all.html"
@@ -36,10 +36,14 @@ demo: $(READY)
 	$(BIN)/thebes rehearse --jobs 40 --seconds 60 --json $(OUT)/rehearsal.json
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not faults and not torch and not slurm and not ray and not postgres"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not alone and not faults and not torch and not slurm and not ray and not postgres"
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m "slow and not slurm and not ray and not postgres"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not slurm and not ray and not postgres"
+
+# Measures a live cluster against the simulator: nothing else may run beside it.
+test-alone: $(READY)
+	$(BIN)/python -m pytest -m alone
 
 test-faults: $(READY)
 	$(BIN)/python -m pytest -m faults

@@ -13,6 +13,8 @@ from benchmarks.machine import short_name
 from benchmarks.run import FULL, QUICK, bench, crowding, failures, goals, growth, newer_policies, show
 from rich.console import Console
 
+pytestmark = pytest.mark.slow  # each case is a process of its own
+
 TINY = replace(
     QUICK,
     jobs=(60,),

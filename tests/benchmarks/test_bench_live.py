@@ -12,6 +12,8 @@ from benchmarks.live_run import FULL, LivePlan, busy_notes, live_failures, live_
 from benchmarks.run import bench_live
 from rich.console import Console
 
+pytestmark = pytest.mark.slow  # real clusters, a process per case
+
 TINY = LivePlan(
     (
         {"case": "start", "jobs": 2, "pause_s": 0.0},
@@ -58,7 +60,6 @@ def test_running_jobs_are_weighed_and_outlive_the_controller(results: dict[str, 
     assert set(held["idle"]["core_share"]) >= {"controller", "keeper", "standby", "agent-n0", "supervisors"}
 
 
-@pytest.mark.slow  # every command of the command line
 def test_commands_are_timed_on_a_store_of_many_jobs() -> None:
     results = bench_live(STORE, Console(quiet=True))
     assert not live_failures(results)

@@ -65,7 +65,7 @@ def played(folder: Path) -> Iterator[tuple[rehearsal.Rehearsal, float]]:
         take_down(instance, "kill", lambda text: None)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_a_live_cluster_does_what_the_simulator_predicts(tmp_path: Path) -> None:
     for number in range(TRIES):
         with played(tmp_path / str(number)) as (done, load):
