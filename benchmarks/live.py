@@ -166,7 +166,7 @@ def _recovery(live: LiveCluster, jobs: int) -> Figures:
     victim = live.parts()["controller"][0]
     began = time.perf_counter()
     os.kill(victim.pid, signal.SIGKILL)
-    wait_until(lambda: _answers(live, victim.pid), timeout_s=60)
+    wait_until(lambda: _answers(live, victim.pid), timeout_s=120)
     answering_s = time.perf_counter() - began
     wire = live.wire()
     status, _ = wire.ask("POST", SUBMIT, job_body(["true"]))
@@ -202,7 +202,7 @@ def start(jobs: int, pause_s: float) -> Figures:
             began = time.time()
             job = client.submit(["sh", "-c", "date +%s.%N"], workdir="/")
             acknowledged = time.time()
-            client.wait(job.id, timeout_s=30)
+            client.wait(job.id, timeout_s=120)
             if number < 3:
                 continue
             first_act = float(b"".join(client.logs(job.id)))
@@ -241,7 +241,7 @@ def large_store(jobs: int, repeats: int, decide_s: float) -> Figures:
             victim = live.parts()["controller"][0]
             began = time.perf_counter()
             os.kill(victim.pid, signal.SIGKILL)
-            wait_until(lambda: _answers(live, victim.pid), timeout_s=60)
+            wait_until(lambda: _answers(live, victim.pid), timeout_s=120)
             figures["restart_seconds"] = time.perf_counter() - began
         return figures
     finally:
@@ -298,7 +298,7 @@ def _calm(live: LiveCluster) -> None:
         status = json.loads(wire.ask("GET", "/v1/status")[1])
         return status["gpus"]["busy"] == 8 and status["jobs"].get("running", 0) > 0 and "starting" not in status["jobs"]
 
-    wait_until(settled, timeout_s=60)
+    wait_until(settled, timeout_s=120)
     time.sleep(1.0)
 
 
@@ -342,7 +342,7 @@ def _command(live: LiveCluster, words: list[str], repeats: int) -> Figures:
     for _ in range(1 if once else repeats):
         before = _server_s(live)
         began = time.perf_counter()
-        done = subprocess.run([THEBES, *words], env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([THEBES, *words], env=environment, capture_output=True, text=True, timeout=120)
         walls.append(time.perf_counter() - began)
         server.append(_server_s(live) - before)
         if done.returncode:
