@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from thebes.cli.instance import compile_ahead
 from thebes.cli.screen import plural
 from thebes.client import Client
 from thebes.model.errors import UserError
@@ -523,6 +524,6 @@ def test_in_the_foreground_it_stays_until_the_cluster_is_taken_down(cluster: Clu
 
 
 def test_a_cluster_taken_down_before_anybody_waits_for_it_was_told_to_end(cluster: Cluster) -> None:
-    brought = bring_up(cluster.instance, Options(virtual_gpus=1, nodes=1))
+    brought = bring_up(cluster.instance, Options(virtual_gpus=1, nodes=1), compile_ahead)
     assert cluster.run("down").code == 0
     assert wait_for_keeper(cluster.instance, brought.log)
