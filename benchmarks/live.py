@@ -114,7 +114,7 @@ def _submit_by_client(live: LiveCluster, count: int, gate: Any, results: Any) ->
 # -- many jobs that run
 
 
-def held(jobs: int, watch_s: float) -> Figures:
+def held(jobs: int, watch_s: float, settle_s: float = 3.0) -> Figures:
     """So many jobs that sleep: what holding them costs, how the controller recovers with them, how fast all end."""
     with cluster(jobs) as live:
         client = live.client()
@@ -132,7 +132,7 @@ def held(jobs: int, watch_s: float) -> Figures:
         figures["start_cpu_seconds"] = {
             name: sum(map(cpu_s, found)) - before_s.get(name, 0.0) for name, found in parts.items()
         }
-        time.sleep(3.0)  # what the starts left behind
+        time.sleep(settle_s)  # what the starts left behind
         figures["memory"] = {name: _memory(found) for name, found in parts.items()}
         figures["idle"] = _idle_cost(live, watch_s)
         figures["recovery"] = _recovery(live, jobs)

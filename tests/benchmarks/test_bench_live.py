@@ -16,7 +16,7 @@ TINY = LivePlan(
     (
         {"case": "start", "jobs": 2, "pause_s": 0.0},
         {"case": "submits", "jobs": 32, "clients": 4, "through": "http"},
-        {"case": "held", "jobs": 4, "watch_s": 0.5},
+        {"case": "held", "jobs": 4, "watch_s": 0.5, "settle_s": 0.0},
     )
 )
 STORE = LivePlan(({"case": "store", "jobs": 200, "repeats": 1, "decide_s": 0.5},))
