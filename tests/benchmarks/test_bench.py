@@ -72,7 +72,8 @@ def test_the_decision_is_timed_in_the_states_it_names(results: dict[str, Any]) -
 def test_best_plans_are_asked_for_every_model_on_every_number_of_gpus(results: dict[str, Any]) -> None:
     plans = results["plans"]
     assert plans["questions"] == plans["models"] * plans["gpus"] == 7 * 64
-    assert plans["again_milliseconds"] < plans["milliseconds"]  # the second answer is remembered
+    # The second answer is remembered. Medians: a machine that stalls can make any single one slow.
+    assert plans["again_median_milliseconds"] < plans["median_milliseconds"]
     assert "best plan of one model on one allocation, worst of 448" in {goal["goal"] for goal in results["goals"]}
 
 

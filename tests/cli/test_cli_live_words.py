@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -214,16 +215,20 @@ def test_names_cannot_move_the_cursor() -> None:
     assert clean("a\x1b[2Jb\nc") == "a [2Jb c"
 
 
+NOW = time.time()
+
+
 def job(number: int, state: str, **more: object) -> dict[str, object]:
     base: dict[str, object] = {
         "id": str(number), "name": None, "user": "ann", "tenant": "lab", "state": state, "reason": "", "gpus": 2,
-        "nodes": None, "priority": 0, "submit_s": time.time() - 60, "first_start_s": None, "end_s": None,
+        "nodes": None, "priority": 0, "submit_s": NOW - 60, "first_start_s": None, "end_s": None,
         "incarnation": 0, "exit_code": None, "preemptions": 0, "run_s": 0.0, "lost_gpu_s": 0.0,
     }  # fmt: skip
     return {**base, **more}
 
 
-def test_the_table_of_jobs() -> None:
+def test_the_table_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thebes.cli.jobs.time", SimpleNamespace(time=lambda: NOW))  # should this machine stall
     lines = job_table(
         [
             job(3, "running", incarnation=2, preemptions=1, run_s=30.0, gpus_held={"n0": [0, 1]}),

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,12 @@ from thebes.server.array_limits import kept_back
 RECORDED = Path(__file__).parent / "recorded_slurm"
 NOW = 1_794_781_000.0
 FULL = "the GPUs it could use go to jobs before it in the order"
+
+
+@pytest.fixture(autouse=True)
+def the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that those who have run for three seconds still have, should this machine stall."""
+    monkeypatch.setattr("thebes.cli.slurm.jobs.time", SimpleNamespace(time=lambda: NOW))
 
 
 def recorded(name: str) -> list[str]:
@@ -44,7 +51,7 @@ def job(number: str, **more: Any) -> Job:
     limit_s = more.pop("time_s", None)
     held = more.get("gpus_held")
     if held:
-        facts |= {"state": "running", "reason": "", "first_start_s": time.time() - 3.5, "incarnation": 1}
+        facts |= {"state": "running", "reason": "", "first_start_s": NOW - 3.5, "incarnation": 1}
     found = Job({**facts, **more})
     found.details = {"spec": {"time_s": limit_s, "workdir": "/w"}, "attempts": []}
     return found

@@ -28,7 +28,7 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     up = [*THEBES, "up", "--virtual-gpus", "4", "--nodes", "2", "--policy", "fifo", "--dir", str(folder)]
     subprocess.run(up, check=True, timeout=600)
     yield folder
-    subprocess.run([*THEBES, "down", "--now", "--dir", str(folder)], check=True, timeout=60)
+    subprocess.run([*THEBES, "down", "--now", "--dir", str(folder)], check=True, timeout=300)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def slurm(instance: Path, thebes: Callable[..., Any], tmp_path: Path, monkeypatc
     until(lambda: run("squeue", "-h").out == "", "all jobs are gone")
 
 
-def until(condition: Callable[[], bool], what: str, within_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], what: str, within_s: float = 120.0) -> None:
     deadline_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline_s, f"not within {within_s} s: {what}"
@@ -58,6 +58,11 @@ def submitted(ran: Any) -> str:
     assert ran.code == 0, ran.err
     assert ran.out.startswith("Submitted batch job ")
     return ran.out.split()[-1]
+
+
+def until_reason(slurm: Any, job: str, reason: str) -> None:
+    """A job that was submitted is stored; why it waits is known a moment later."""
+    until(lambda: set(slurm("squeue", "-h", "-j", job, "-o", "%r").out.split()) == {reason}, f"{job}: {reason}")
 
 
 def states(slurm: Any) -> dict[str, str]:
@@ -96,12 +101,13 @@ def test_parsable_wrap_stdin_and_exit_codes(slurm, tmp_path, monkeypatch):
 
 
 def test_the_queue_as_slurm_shows_it(slurm):
-    first = submitted(slurm("sbatch", "-N", "2", "--gpus-per-node=4", "-J", "whole_cluster", "--wrap", "sleep 60"))
+    first = submitted(slurm("sbatch", "-N", "2", "--gpus-per-node=4", "-J", "whole_cluster", "--wrap", "sleep 3600"))
     until(lambda: states(slurm).get(first) == "R", "the first runs")
-    array = submitted(slurm("sbatch", "--array=1-4", "--gres=gpu:2", "-J", "arr", "--wrap", "sleep 60"))
+    array = submitted(slurm("sbatch", "--array=1-4", "--gres=gpu:2", "-J", "arr", "--wrap", "sleep 3600"))
     after = submitted(slurm("sbatch", "-d", f"afterok:{first}", "--gpus=1", "--wrap", "true"))
     held = submitted(slurm("sbatch", "--gpus=1", "--wrap", "true"))
     assert slurm("scontrol", "hold", held).code == 0
+    until_reason(slurm, array, "Resources")
     lines = slurm("squeue").out.splitlines()
     assert lines[0] == HEAD
     user = slurm("squeue", "-h", "-o", "%u").out.split()[0]
@@ -164,6 +170,7 @@ def test_after_any_end_of_another(slurm):
     good = submitted(slurm("sbatch", "-H", "--gpus=1", "--wrap", "true"))
     behind = submitted(slurm("sbatch", "-d", f"afterok:{good},afterany:{fails}", "--gpus=1", "--wrap", "true"))
     strict = submitted(slurm("sbatch", "-d", f"afterok:{fails}", "--gpus=1", "--wrap", "true"))
+    until_reason(slurm, behind, "Dependency")
     told = f"afterok:{good}(unfulfilled),afterany:{fails}(unfulfilled)"
     assert f"Reason=Dependency Dependency={told}\n" in slurm("scontrol", "show", "job", behind).out
     assert slurm("squeue", "-h", "-j", behind, "-o", "%r %E").out == f"Dependency afterok:{good},afterany:{fails}\n"
@@ -181,17 +188,19 @@ def test_after_any_end_of_another(slurm):
 
 
 def test_an_array_with_a_limit(slurm, tmp_path):
-    script = "date +%s.%N >begin.$SLURM_ARRAY_TASK_ID; sleep 0.4; date +%s.%N >end.$SLURM_ARRAY_TASK_ID"
+    script = "date +%s.%N >begin.$SLURM_ARRAY_TASK_ID; while [ ! -e go ]; do sleep 0.05; done; sleep 0.2\n"
+    script += "date +%s.%N >end.$SLURM_ARRAY_TASK_ID"
     array = submitted(slurm("sbatch", "--array=0-5%2", "--gpus=1", "--wrap", script))
     until(lambda: list(states(slurm).values()).count("R") == 2, "two of them run")
+    until_reason(slurm, f"{array}_5", "JobArrayTaskLimit")
     lines = dict(line.split() for line in slurm("squeue", "-h", "-t", "PD", "-o", "%i %R").out.splitlines())
     ((waiting, reason),) = lines.items()
-    assert waiting.startswith(f"{array}_[")
-    assert waiting.endswith("5%2]")
+    assert waiting == f"{array}_[2-5%2]"
     assert reason == "(JobArrayTaskLimit)"
     shown = slurm("scontrol", "show", "job", f"{array}_5").out
     assert f"ArrayJobId={array} ArrayTaskId=5 ArrayTaskThrottle=2 " in shown
     assert "Comment=its array runs at most 2 of its jobs at a time" in shown
+    (tmp_path / "go").touch()
     until(lambda: not states(slurm), "all have ended")
 
     def told(name: str) -> float:
@@ -204,7 +213,7 @@ def test_an_array_with_a_limit(slurm, tmp_path):
 
 
 def test_a_part_of_the_cluster_is_in_use(slurm, thebes):
-    job = submitted(slurm("sbatch", "--gpus=2", "--wrap", "sleep 60"))
+    job = submitted(slurm("sbatch", "--gpus=2", "--wrap", "sleep 3600"))
     until(lambda: states(slurm).get(job) == "R", "it runs")
     node = slurm("squeue", "-h", "-o", "%N").out.strip()
     other = {"n0": "n1", "n1": "n0"}[node]
@@ -229,7 +238,7 @@ def test_a_part_of_the_cluster_is_in_use(slurm, thebes):
 
 
 def test_requeue_starts_again_and_counts_time_anew(slurm):
-    job = submitted(slurm("sbatch", "--gpus=1", "--signal=USR1@1", "--wrap", "sleep 60"))
+    job = submitted(slurm("sbatch", "--gpus=1", "--signal=USR1@1", "--wrap", "sleep 3600"))
     until(lambda: states(slurm).get(job) == "R", "it runs")
     assert slurm("scontrol", "requeue", job).code == 0
     until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job).out and states(slurm).get(job) == "R", "again")
@@ -245,7 +254,7 @@ def test_test_only_asks_and_submits_nothing(slurm):
     assert ran.code == 1
     assert "allocation failure: " in ran.err
     # With a limit, so that the answer does not hang on how many jobs have ended here before.
-    job = submitted(slurm("sbatch", "-t", "30", "-N", "2", "--gpus-per-node=4", "--wrap", "sleep 60"))
+    job = submitted(slurm("sbatch", "-t", "30", "-N", "2", "--gpus-per-node=4", "--wrap", "sleep 3600"))
     until(lambda: states(slurm).get(job) == "R", "it runs")
     before = datetime.now()
     ran = slurm("sbatch", "--test-only", "--gpus=4", "--wrap", "true")
@@ -304,7 +313,11 @@ def test_the_installed_commands_work_from_a_shell(instance, tmp_path, thebes):
 
 
 def test_a_command_answers_quickly(slurm):
-    slurm("squeue")
-    began = time.process_time()
-    slurm("squeue")
-    assert time.process_time() - began < 0.3
+    """CPU time, and the least of some: other things, such as the collection of garbage, come in between."""
+
+    def spent_s() -> float:
+        began = time.process_time()
+        slurm("squeue")
+        return time.process_time() - began
+
+    assert min(spent_s() for _ in range(5)) < 0.3

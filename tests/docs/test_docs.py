@@ -20,6 +20,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -185,11 +186,11 @@ def test_commands_of_a_page_run_on_a_cluster(blocks: list[Block], folder: Path) 
             for line in "\n".join(block.text for block in blocks).splitlines():
                 if line.startswith("$ "):
                     done = subprocess.run(
-                        ["bash", "-c", line[2:]], env=env, capture_output=True, text=True, timeout=120
+                        ["bash", "-c", line[2:]], env=env, capture_output=True, text=True, timeout=300
                     )
                     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         finally:
-            subprocess.run(["thebes", "down", "--now"], env=env, capture_output=True, timeout=120)
+            subprocess.run(["thebes", "down", "--now"], env=env, capture_output=True, timeout=300)
 
 
 @pytest.mark.parametrize(("page", "blocks"), list(console_pages()))
@@ -214,8 +215,18 @@ def run_commands(text: str, blocks: list[Block], folder: Path) -> None:
             if not (folder / "shared").exists():
                 (folder / "shared").symlink_to(shared_data().parent)
         for line in block.text.splitlines():
+            if line.startswith("$ thebes preempt "):  # a reader types slowly enough for the job to have started
+                until_it_runs(line.split()[3])
             if line.startswith("$ "):
                 run(line.removeprefix("$ "))
+
+
+def until_it_runs(job: str) -> None:
+    deadline_s = time.monotonic() + 120.0
+    with thebes.Client() as client:
+        while client.job(job)["state"] != "running":
+            assert time.monotonic() < deadline_s, f"job {job} does not start"
+            time.sleep(0.02)
 
 
 def test_every_command_of_the_program_is_shown_somewhere() -> None:

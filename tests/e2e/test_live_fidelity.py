@@ -2,13 +2,15 @@
 
 The mean completion time must agree within 5 %. That of single jobs is printed: a preemption that comes a tenth of a
 second later can put two jobs in another order, in the simulator as well, and moves the mean hardly. A machine on which
-others work makes starts and saves slow and uneven, which is no fault of the scheduler: how busy it was is measured, and
-a miss on a busy machine is tried again, three runs in all.
+others work, or that stands still for seconds, makes starts and saves slow and uneven, which is no fault of the
+scheduler: how busy it was and how long it stood still is measured, and a miss on such a machine is tried again, three
+runs in all.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,22 +27,27 @@ from thebes.server.standby import rehearse
 JOBS, SECONDS, GPUS = 60, 120.0, 8
 MOST_ERROR = 0.05
 BUSY = 0.5  # share of all cores; the rehearsal itself needs about a fifth of two
+STOOD_STILL_S = 1.0  # in all; a thread that wakes up once a second is rarely some milliseconds late
 TRIES = 3
 
 
 class Load:
-    """How busy the whole machine is, from here on."""
+    """How busy the whole machine is, from here on, and how long it stood still."""
 
     def __init__(self) -> None:
         self.samples: list[float] = []
+        self.stood_still_s = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
 
     def _watch(self) -> None:
         psutil.cpu_percent()
+        began = time.monotonic()
         while not self._stop.wait(1.0):
             self.samples.append(psutil.cpu_percent() / 100)
+            began, before = time.monotonic(), began
+            self.stood_still_s += max(0.0, began - before - 1.1)
 
     def mean(self) -> float:
         self._stop.set()
@@ -49,7 +56,7 @@ class Load:
 
 
 @contextmanager
-def played(folder: Path) -> Iterator[tuple[rehearsal.Rehearsal, float]]:
+def played(folder: Path) -> Iterator[tuple[rehearsal.Rehearsal, Load]]:
     """One run of the workload, and how busy the machine was meanwhile."""
     acts = rehearsal.make_workload(JOBS, SECONDS, GPUS)
     limits = ",".join(f"{limit:g}" for limit in rehearsal.queue_limits(acts))
@@ -59,7 +66,8 @@ def played(folder: Path) -> Iterator[tuple[rehearsal.Rehearsal, float]]:
         config = bring_up(instance, options, rehearse).config
         client = Client(dir=folder)
         ids, took_s = rehearsal.play(client, acts)
-        yield rehearsal.compare(client, acts, ids, took_s, config), load.mean()
+        load.mean()
+        yield rehearsal.compare(client, acts, ids, took_s, config), load
     finally:
         load.mean()
         take_down(instance, "kill", lambda text: None)
@@ -69,7 +77,8 @@ def played(folder: Path) -> Iterator[tuple[rehearsal.Rehearsal, float]]:
 def test_a_live_cluster_does_what_the_simulator_predicts(tmp_path: Path) -> None:
     for number in range(TRIES):
         with played(tmp_path / str(number)) as (done, load):
-            figures = f"{done.to_json()}, the machine was {100 * load:.0f} % busy"
+            busy, still_s = load.mean(), load.stood_still_s
+            figures = f"{done.to_json()}, the machine was {100 * busy:.0f} % busy, stood still for {still_s:.1f} s"
         print(figures)
         assert len(done.played) == JOBS
         assert done.preemptions >= 20, figures
@@ -77,6 +86,6 @@ def test_a_live_cluster_does_what_the_simulator_predicts(tmp_path: Path) -> None
         assert all(one.same_weights for one in done.played), figures
         if abs(done.error_of_mean) <= MOST_ERROR:
             return
-        if load < BUSY:
+        if busy < BUSY and still_s < STOOD_STILL_S:
             pytest.fail(figures)
     pytest.skip(f"others used the machine during all {TRIES} runs: {figures}")

@@ -47,7 +47,7 @@ def charts_drawn(page: Path, folder: Path) -> int:
         "--dump-dom",
         page.as_uri(),
     ]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(folder)})
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "HOME": str(folder)})
     console = [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
     assert not console, console
     return len(re.findall(r'class="main-svg"', ran.stdout))

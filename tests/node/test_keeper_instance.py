@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from thebes.model.errors import UserError
-from thebes.node.instance import Instance, JsonLines, LockHeld, stop_process, write_json, write_text
+from thebes.node.instance import GOING_S, Instance, JsonLines, LockHeld, stop_process, write_json, write_text
 
 HOLDER = """
 import sys, time
@@ -140,6 +142,14 @@ def test_looking_never_costs_anybody_the_lock(instance: Instance) -> None:
     finally:
         looker.kill()
         looker.communicate()
+
+
+def test_who_stalls_while_looking_costs_nobody_the_lock(instance: Instance) -> None:
+    """A busy machine may stop him for seconds between his look and its end."""
+    with instance.lock_path("part").open("w") as looks:
+        fcntl.flock(looks, fcntl.LOCK_SH)
+        threading.Timer(2 * GOING_S, fcntl.flock, (looks, fcntl.LOCK_UN)).start()
+        instance.hold_lock("part").release()
 
 
 def test_a_lock_knows_when_its_folder_has_gone(instance: Instance) -> None:

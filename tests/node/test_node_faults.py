@@ -335,7 +335,7 @@ def test_a_second_agent_of_a_node_is_turned_away(shared_agent: Path) -> None:
 
     command = [sys.executable, "-m", "thebes.node.agent", str(shared_agent), "n0"]
     second = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert second.returncode == 3
+    assert second.returncode == 4
     assert "agent-n0 runs already" in second.stderr
 
 

@@ -1109,7 +1109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         gpus, virtual = node_gpus(instance, options.node, options.virtual_gpus)
     except LockHeld as error:
         print(error, file=sys.stderr)
-        return 3
+        return 4  # as the controller: 2 and 3 are mistakes, which end `thebes up`
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -19,6 +19,7 @@ from typing import Any
 
 from thebes.engine.contract import Report
 from thebes.node.clock import boot_id, boot_s, shift_s
+from thebes.node.instance import take
 
 SMALL_BYTES = 64 << 10  # no file that a job writes for us is longer
 RATE_WINDOW_S = 30.0
@@ -116,19 +117,13 @@ def lock_holder(lock: Path) -> int | None:
 
 
 def take_lock(folder: Path) -> int | None:
-    """Take the lock of an attempt, unless somebody has it for longer than a look takes; the open file."""
+    """Take the lock of an attempt, unless somebody holds it; the open file."""
     folder.mkdir(mode=0o700, exist_ok=True)
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + 0.25
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(fd)
-                return None
-            time.sleep(0.005)
+    if take(fd, wait_s=0.25):
+        return fd
+    os.close(fd)
+    return None
 
 
 def lost_state(attempt: AttemptDir, state: Mapping[str, Any], detail: str) -> dict[str, Any]:

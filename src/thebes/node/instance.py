@@ -25,7 +25,8 @@ from typing import Any
 from thebes.model.errors import UserError
 
 FOLDERS = ("run", "log", "jobs", "nodes")
-PROBE_S = 0.25  # how long a lock may look taken only because somebody looks whether it is
+GOING_S = 0.25  # for a holder that is just ending
+LOOK_S = 10.0  # how long somebody who only looks whether a lock is held may keep us from it: a busy machine stalls
 
 
 class LockHeld(UserError):  # noqa: N818 - reads as what it says
@@ -160,7 +161,7 @@ class Instance:
         except OSError as error:
             raise explain(error, path, "cannot be opened") from error
         try:
-            if not _flock(fd, wait_s=max(wait_s, PROBE_S)):
+            if not take(fd, wait_s=max(wait_s, GOING_S)):
                 pid = self.holder_pid(name)
                 raise LockHeld(f"{name} runs already in {self.dir} (pid {pid})", pid=pid)
             text = f"{os.getpid()}\n".encode()
@@ -259,11 +260,7 @@ def holder_of(path: Path) -> int | None:
         # Between taking the lock and writing the pid lies a moment in which the file is empty.
         deadline = time.monotonic() + 1.0
         while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pass
-            else:
+            if _flock(fd, fcntl.LOCK_SH):
                 return None
             text = os.pread(fd, 32, 0).strip()
             if text.isdigit():
@@ -275,17 +272,25 @@ def holder_of(path: Path) -> int | None:
         os.close(fd)
 
 
-def _flock(fd: int, *, wait_s: float) -> bool:
+def take(fd: int, *, wait_s: float) -> bool:
+    """Lock an open file, unless somebody holds it for longer than `wait_s`. To look, as above, is not to hold."""
     deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.01)
-        else:
-            return True
+    while not _flock(fd, fcntl.LOCK_EX):
+        looked_at = _flock(fd, fcntl.LOCK_SH)  # who holds it shares it with nobody
+        if looked_at:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        if time.monotonic() >= deadline + (LOOK_S if looked_at else 0.0):
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _flock(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o600) -> None:

@@ -313,7 +313,7 @@ def _nodes(config: Config) -> str:
 
 
 def check_processes(instance: Instance) -> Iterator[Finding]:
-    from thebes.server.lifecycle import ask, living_parts
+    from thebes.server.lifecycle import ANSWER_S, ask, living_parts
 
     if not instance.exists:
         return
@@ -327,7 +327,7 @@ def check_processes(instance: Instance) -> Iterator[Finding]:
     elif missing:
         yield Finding("running", "warning", f"does not run: {', '.join(missing)}", "`thebes up` starts what is missing")
     else:
-        health = ask(instance, "GET", "/v1/healthz", timeout_s=3.0)
+        health = ask(instance, "GET", "/v1/healthz", timeout_s=ANSWER_S)
         if health is not None and health.status == 200:
             yield Finding("running", "ok", f"{len(alive)} processes, and the controller answers")
         else:

@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from thebes.policy import Policy
     from thebes.server.leader import Member
 
-READY_S = 30.0  # loading takes three seconds, or ten on a machine that is busy with training
+READY_S = 90.0  # loading takes three seconds, or thirty on a slow machine that is busy with training
+ANSWER_S = 10.0  # for a controller that lives: a busy machine stalls for seconds
 SITE_S = 10.0  # a cluster that was there before need not answer within this
+STRANGE_S = 0.5  # a part that has just died, or come and not yet written who it is, is no stranger
 HOPELESS_DEATHS = 3
 DEFAULT_VIRTUAL_GPUS = 8
 
@@ -461,7 +463,7 @@ def wait_for_keeper(instance: Instance, log: LogMark) -> bool:
 
 def _go_on(instance: Instance) -> None:
     """A `thebes down` that was broken off has left a controller that starts nothing more: the next one does."""
-    answer = ask(instance, "GET", "/v1/status", with_token=True, timeout_s=5.0)
+    answer = ask(instance, "GET", "/v1/status", with_token=True, timeout_s=ANSWER_S)
     pid = instance.holder_pid("controller")
     if answer is not None and answer.body.get("closing") and pid is not None:
         stop_process(pid, instance.lock_path("controller"), patience_s=CONTROLLER_PATIENCE_S)
@@ -469,12 +471,14 @@ def _go_on(instance: Instance) -> None:
 
 def _check_here(instance: Instance) -> None:
     """A folder on a network file system may be seen by several machines; locks are, processes are not."""
-    strangers = [pid for pid in living_parts(instance).values() if not Path(f"/proc/{pid}").exists()]
-    if strangers:
-        raise UserError(
-            f"the cluster in {instance.dir} runs on another machine (pid {strangers[0]} is not here)",
-            hint="log in there; or choose a folder on a local disk with --dir or THEBES_DIR",
-        )
+    deadline_s = time.monotonic() + STRANGE_S
+    while strangers := [pid for pid in living_parts(instance).values() if not Path(f"/proc/{pid}").exists()]:
+        if time.monotonic() > deadline_s:
+            raise UserError(
+                f"the cluster in {instance.dir} runs on another machine (pid {strangers[0]} is not here)",
+                hint="log in there; or choose a folder on a local disk with --dir or THEBES_DIR",
+            )
+        time.sleep(0.05)
 
 
 def _refuse_change(instance: Instance, saved: Config, wanted: Config, running: bool) -> None:
@@ -560,7 +564,7 @@ def _wait_until_ready(
 
 def _why_silent(instance: Instance, config: Config) -> str:
     """Why none of the nodes of a site can be used."""
-    answer = ask(instance, "GET", "/v1/nodes", with_token=True, timeout_s=2.0)
+    answer = ask(instance, "GET", "/v1/nodes", with_token=True, timeout_s=ANSWER_S)
     nodes = answer.body.get("nodes", []) if answer is not None and answer.status == 200 else []
     why = next((str(node["reason"]) for node in nodes if node.get("reason")), "")
     return f"none of the {len(config.nodes)} nodes of {config.engine.capitalize()} can be used" + (why and f" ({why})")
@@ -573,7 +577,7 @@ def silent_nodes(instance: Instance, config: Config) -> list[str]:
 
 
 def _not_alive(instance: Instance, config: Config) -> list[str]:
-    answer = ask(instance, "GET", "/v1/nodes", with_token=True, timeout_s=2.0)
+    answer = ask(instance, "GET", "/v1/nodes", with_token=True, timeout_s=ANSWER_S)
     if answer is None or answer.status != 200:
         return config.node_names
     alive = {node["name"] for node in answer.body.get("nodes", []) if node.get("alive")}
@@ -671,7 +675,7 @@ def _heirs(instance: Instance, mode: Mode) -> list[str]:
     if answer.body.get("role") == "standby":
         others = [answer.body["leader"]] if answer.body.get("leader") else []
     else:
-        told = ask(instance, "GET", "/v1/status", with_token=True, timeout_s=5.0)
+        told = ask(instance, "GET", "/v1/status", with_token=True, timeout_s=ANSWER_S)
         found = told.body.get("controllers") or [] if told is not None else []
         others = [str(one["name"]) for one in found if not one["leads"] and one["seen_ago_s"] < 5.0]
     if others and mode == "kill":
@@ -687,7 +691,7 @@ def _running_elsewhere(instance: Instance) -> list[str]:
     with suppress(UserError):
         if load(instance.config).engine == "local":
             return []
-    answer = ask(instance, "GET", "/v1/jobs?state=running&limit=1000", with_token=True, timeout_s=5.0)
+    answer = ask(instance, "GET", "/v1/jobs?state=running&limit=1000", with_token=True, timeout_s=ANSWER_S)
     return [str(job["id"]) for job in answer.body.get("jobs", [])] if answer is not None else []
 
 
@@ -723,7 +727,7 @@ def _end_through_controller(instance: Instance, mode: Mode, tell: Tell) -> list[
 
 
 def _told_by_controller(instance: Instance, job_id: str) -> str:
-    answer = ask(instance, "GET", f"/v1/jobs/{job_id}", with_token=True, timeout_s=5.0)
+    answer = ask(instance, "GET", f"/v1/jobs/{job_id}", with_token=True, timeout_s=ANSWER_S)
     if answer is None or answer.status != 200:
         return "was stopped"
     job = answer.body
@@ -817,13 +821,13 @@ def describe(instance: Instance) -> dict[str, Any]:
     healthy, told, role, leader, silent = False, None, None, None, None
     controllers: Any = None
     if "controller" in parts:
-        health = ask(instance, "GET", "/v1/healthz", timeout_s=2.0)
+        health = ask(instance, "GET", "/v1/healthz", timeout_s=ANSWER_S)
         healthy = health is not None and health.status == 200
         if health is not None and healthy:
             role, leader = health.body.get("role"), health.body.get("leader")
             controllers = health.body.get("controllers")
         if healthy and role != "standby":
-            told = ask(instance, "GET", "/v1/status", with_token=True, timeout_s=5.0)
+            told = ask(instance, "GET", "/v1/status", with_token=True, timeout_s=ANSWER_S)
             silent = _not_alive(instance, config)
     facts = told.body if told is not None and told.status == 200 else {}
     gpus = facts.get("gpus") if isinstance(facts.get("gpus"), dict) else {}

@@ -241,7 +241,8 @@ def named(client: Client, wanted: Sequence[tuple[str, list[int] | None]], states
         }
         alive = [job for job in load(client, states & set(ALIVE), user=details["user"]) if job.facts["id"] in members]
         ended = sorted(members - {job.facts["id"] for job in alive}, key=natural)
-        found += [Job(one, details=one) for one in map(client.job, ended)] + alive
+        told = map(client.job, ended)  # one that was alive may have ended since it was listed
+        found += [Job(one, details=one) for one in told if one["state"] in states] + alive
     return found
 
 
