@@ -83,6 +83,11 @@ def facts_of(told: Told, node: str) -> NodeFacts:
     return told.engine._facts[node]  # type: ignore[attr-defined]
 
 
+def await_no_job(world: World) -> None:
+    """Before a slurmd is killed: Slurm would ask it about a job that it winds up again only much later."""
+    world.slurm.until(lambda: not world.slurm.queue(), "Slurm to have no job")
+
+
 async def kill_and_wait(told: Told, launch: Launch) -> None:
     await told.engine.kill(launch.job_id, launch.incarnation)
     for part in launch.parts:
@@ -165,10 +170,12 @@ def test_a_node_that_cannot_call_us_is_named_and_left_alone_for_a_while(
 
 def test_a_node_that_does_not_see_the_shared_folder_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thebes.engine.slurm.CALLED_WITHIN_S", 120.0)
+    await_no_job(world)
     world.slurm.kill_slurmd("n3")
     hide = f"mount -t tmpfs none {world.shared}; exec slurmd -D -N n3 -f {world.slurm.conf}"
     world.slurm._host.ask(start="slurmd-n3", argv=["unshare", "-m", "bash", "-c", hide])
-    world.slurm.until(lambda: world.slurm.states()["n3"] == "idle", "n3")
+    blind = ("srun", "-Q", "-w", "n3", "--immediate=10", "test", "!", "-e", str(world.shared / "slurm"))
+    world.slurm.until(lambda: world.slurm._try(*blind), "n3 to be back, and not to see it")
 
     async def story() -> None:
         async with opened(world) as told:
@@ -185,7 +192,7 @@ def test_a_node_that_does_not_see_the_shared_folder_is_named(world: World, monke
     try:
         asyncio.run(story())
     finally:
-        world.slurm.until(lambda: not world.slurm.queue(), "n3 to be done")  # or Slurm asks it again only much later
+        await_no_job(world)
         world.slurm.kill_slurmd("n3")
         world.slurm.start_slurmd("n3")
         world.slurm.until(world.slurm.all_idle, "n3 as before")
