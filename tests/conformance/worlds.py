@@ -21,7 +21,7 @@ from thebes.engine.contract import Engine, Launch, NodeChange, NodeFacts, Part, 
 from thebes.engine.site import Site
 from thebes.node import processes
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 GPUS = 8
 KEY = bytes(range(32))
 _numbers = count(os.getpid() * 1000)  # no other instance on this machine has such jobs

@@ -5,7 +5,8 @@ when it is killed. While it lives, each rank (and every daemon it leaves, which 
 own incarnation; a rank that finds the lock of another incarnation held writes DOUBLE.
 
 Kinds: plain takes part in the handshake; deaf ignores every signal; daemon leaves processes of two sorts behind; fails
-exits with 7; chatty prints a lot; careless knows nothing of Thebes and starts from the beginning each time.
+exits with 7; chatty prints a lot; careless knows nothing of Thebes and starts from the beginning each time. While there
+is a file FOLDER/go-on, it makes more steps than it was told.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 FAILS_WITH = 7
@@ -94,7 +96,9 @@ def main(folder: str, key: str, kind: str, steps: str, step_s: str) -> int:
             signal.signal(number, signal.SIG_IGN)
     if kind == "daemon":
         leave_daemons()
-    for step in range(first, int(steps)):
+    for step in count(first):
+        if step >= int(steps) and not (diary.folder / "go-on").exists():
+            break
         if job is not None and job.should_stop():
             if diary.rank == 0:
                 job.atomic_save(lambda file, step=step: file.write(str(step).encode()), saved)

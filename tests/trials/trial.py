@@ -181,7 +181,7 @@ class Trial:
         assert len({row["name"] for row in rows.values()}) == len(rows), "a submit was done twice"
         for job_id, known in self.known.items():
             check_job(known, rows[job_id], self.diaries / f"{known.key}.log")
-        until(lambda: not self.left(), "no process of any job lives", 30.0)
+        until(lambda: not self.left(), "no process of any job lives", 120.0)
         for node in self.client.nodes():
             assert node["gpus_busy"] == 0, f"GPUs are held by nobody: {node}"
         replayed = replay_store(self.instance.dir)
@@ -247,6 +247,6 @@ def kill_hard(pid: int) -> None:
         pidfd = os.pidfd_open(pid)
         try:
             os.kill(pid, 9)
-            wait_gone(pidfd, 10.0)
+            wait_gone(pidfd, 60.0)
         finally:
             os.close(pidfd)

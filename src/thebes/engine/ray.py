@@ -121,6 +121,8 @@ class RayEngine(AgentEngine):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(OSError, UserError):  # or the next one counts with a lease that was longer before us
+            await self._granted.save()
         await self.home.close()
         await super().close()
 
