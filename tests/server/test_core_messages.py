@@ -178,7 +178,7 @@ def test_a_controller_whose_loop_fails_says_so_and_the_next_one_goes_on(tmp_path
             job = await c.submit(1)
             c.controller._tell(lambda now_s: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                await asyncio.wait_for(c.controller.ended(), 10)
+                await asyncio.wait_for(c.controller.ended(), 60)
             await c.crash()
             await c.open()
             assert c.state(job) == "running"
