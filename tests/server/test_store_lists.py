@@ -237,7 +237,7 @@ def test_no_question_reads_all_of_100_000_jobs(tmp_path: Path) -> None:
     with db.Store.open(tmp_path / "store.db") as store:
         store.change_blocking(lambda c: many_jobs(c, 100_000))
         for name, question in QUESTIONS.items():
-            assert _steps(store, question) < 100_000, name  # a scan takes several for each job
+            assert _steps(store, question) < 200_000, name  # a scan takes four for each job
 
 
 def _steps(store: db.Store, question: Callable[[db.Connection], Any]) -> int:
