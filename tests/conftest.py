@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from thebes.sim import fast, loop
 from workloads import EFFORT, shared_data
@@ -16,8 +16,15 @@ if TYPE_CHECKING:
     from postgres_server import PostgresServer
 
 # Compiled code is loaded inside the first example of a test; a deadline would measure that.
+# Nor is it a fault of ours how long a busy machine takes to draw one.
 # Examples are the same in every run, unless THEBES_TEST_EFFORT asks for more of them.
-settings.register_profile("thebes", deadline=None, print_blob=True, derandomize=EFFORT == 1)
+settings.register_profile(
+    "thebes",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+    derandomize=EFFORT == 1,
+)
 settings.load_profile("thebes")
 
 

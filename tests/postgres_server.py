@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -29,9 +30,14 @@ def binaries() -> Path | None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Between those of MASTER_PORT and those that Linux hands out: nobody else gets it before we use it, or while the
+    one who used it is away.
+    """
+    while True:
+        port = random.SystemRandom().randrange(32_000, 32_768)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class PostgresServer:
@@ -87,7 +93,7 @@ class PostgresServer:
         log.close()
         self.wait_ready()
 
-    def wait_ready(self, within_s: float = 60.0) -> None:
+    def wait_ready(self, within_s: float = 120.0) -> None:
         import psycopg
 
         until = time.monotonic() + within_s
@@ -142,7 +148,7 @@ class PostgresServer:
     def stop(self, number: int = signal.SIGINT) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
-            self.process.wait(timeout=60)
+            self.process.wait(timeout=120)
 
     def close(self) -> None:
         self.stop(signal.SIGQUIT)

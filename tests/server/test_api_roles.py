@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from api_world import World
+
+from thebes.server import access
 
 STRANGERS = (None, "nonsense", "expired", "revoked")
 JOB = {"command": ["true"], "workdir": "/"}
@@ -97,7 +101,7 @@ def facts(world: World) -> dict[str, str]:
     """A job of cat that has ended, and other things to ask for."""
     job = world.client("cat").submit("true", env={"SECRET": "7h3"})
     world.end(job.id)
-    assert job.wait(10)["state"] == "completed"
+    assert job.wait(60)["state"] == "completed"
     admin = world.client("admin")
     admin.submit("true", tenant="shared", gpus=8)
     return {
@@ -214,7 +218,7 @@ def test_nodes_show_no_strangers_job(world: World) -> None:
     assert held("cat") == held("dan") == held("admin") == [(True, job.id, "cat")] * 4
     assert held("ann") == [(True, None, None)] * 4
     job.cancel()
-    assert job.wait(10)["state"] == "cancelled"
+    assert job.wait(60)["state"] == "cancelled"
 
 
 def test_closing_a_tenant_takes_effect_at_once(world: World) -> None:
@@ -238,12 +242,14 @@ def test_a_revoked_token_is_out_at_once(world: World) -> None:
         assert http.get("/v1/status", headers=headers).status_code == 401
 
 
-def test_a_token_expires_while_it_is_in_use(world: World) -> None:
-    made = world.client("admin").create_token("eve", expires_in_s=0.5)
+def test_a_token_expires_while_it_is_in_use(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = world.client("admin").create_token("eve", expires_in_s=3600)
     with world.http(None) as http:
         headers = {"authorization": f"Bearer {made['token']}"}
         assert http.get("/v1/status", headers=headers).status_code == 200
-        world.until(lambda: http.get("/v1/status", headers=headers).status_code == 401, 5.0)
+        later = SimpleNamespace(time=lambda: time.time() + 3601, monotonic=time.monotonic)
+        monkeypatch.setattr(access, "time", later)
+        assert http.get("/v1/status", headers=headers).status_code == 401
 
 
 def test_the_text_of_a_token_is_told_once(world: World) -> None:

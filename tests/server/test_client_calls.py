@@ -78,7 +78,7 @@ def test_submit_wait_logs(ann: Either, world: World) -> None:
     world.write_log(job.id, b"one\n")
     world.write_log(job.id, b"two\n")
     world.end(job.id)
-    assert ann.do(job.wait(10))["state"] == "completed"
+    assert ann.do(job.wait(60))["state"] == "completed"
     assert b"".join(ann.all(job.logs())) == b"one\ntwo\n"
     assert ann.do(ann.client.wait(job))["state"] == "completed"  # the job itself will do where an id will
 
@@ -87,7 +87,7 @@ def test_wait_gives_up_in_time(ann: Either) -> None:
     job = ann.do(ann.client.submit("true"))
     began_s = time.monotonic()
     assert ann.do(job.wait(0.2))["done"] is False
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 20, "it was told when a long poll was over"
 
 
 def test_follow_goes_through_incarnations(ann: Either, world: World) -> None:
@@ -97,7 +97,7 @@ def test_follow_goes_through_incarnations(ann: Either, world: World) -> None:
     def live() -> None:
         world.until(lambda: world.is_running(job.id, 1))
         world.write_log(job.id, b"first life\n", 1)
-        time.sleep(1.0)  # the reader may not have asked yet
+        world.until(lambda: world.engine.read_until.get((job.id, 1, 0)) == len(b"first life\n"))
         helper.preempt(job.id)
         world.until(lambda: world.is_running(job.id, 2))
         world.write_log(job.id, b"second life\n", 2)
@@ -168,7 +168,7 @@ def test_stream(ann: Either, world: World) -> None:
     start = world.client("admin").events(latest=True, limit=1)[0]["seq"]
     job = ann.do(ann.client.submit("true"))
     world.end(job.id)
-    world.client("ann").wait(job.id, 10)
+    world.client("ann").wait(job.id, 60)
     stored = world.client("ann").events(job.id)
     assert ann.all(ann.client.stream(after=start), len(stored)) == stored
 

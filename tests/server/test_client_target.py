@@ -29,6 +29,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("THEBES_DIR", "THEBES_URL", "THEBES_TOKEN", "THEBES_TOKEN_FILE", "THEBES_CA_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(module, "RETRY_FOR_S", 60.0)  # long enough for a slow machine, and to be told from "at once"
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ class TestWhere:
             Client(dir=folder).status()
         with pytest.raises(UserError, match="no Thebes cluster is running"):
             asyncio.run(AsyncClient(dir=folder).status())
-        assert time.monotonic() - began_s < 5.0, "nobody waits for a cluster that is down"
+        assert time.monotonic() - began_s < 45.0, "nobody waits for a cluster that is down"
 
     def test_certificate(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert find_target(folder=folder).tls() is False
@@ -132,7 +133,7 @@ class TestTls:
         with pytest.raises(ServerError, match="nobody known has signed") as caught:
             Client(f"https://localhost:{port}", "t").status()
         assert "THEBES_CA_FILE" in caught.value.hint
-        assert time.monotonic() - began_s < 5.0
+        assert time.monotonic() - began_s < 45.0
 
     def test_certificate_of_the_environment(
         self, port: int, certificate: Path, monkeypatch: pytest.MonkeyPatch
@@ -257,7 +258,7 @@ class TestRestarts:
             asking = threading.Thread(target=lambda: found.append(client.job(held.id)["state"]))
             asking.start()
             with running_world(tmp_path / "i") as second:
-                asking.join(20)
+                asking.join(60)
                 assert found == ["held"]
                 assert second.url != first.url
                 assert client.job(job.id)["name"] == "survivor"
@@ -268,7 +269,7 @@ class TestRestarts:
             began_s = time.monotonic()
             with pytest.raises(ServerError, match=r"no answer from http://127\.0\.0\.1:9") as caught:
                 Client(dir=folder).status()
-            assert 0.2 < time.monotonic() - began_s < 5.0
+            assert 0.2 < time.monotonic() - began_s < 45.0
         assert "thebes status" in caught.value.hint
 
     def test_a_server_that_talks_nonsense(self) -> None:

@@ -87,4 +87,6 @@ def test_instants_that_nodes_tell_are_translated(machine):
 def test_the_real_clock_is_near_the_wall_clock():
     import time
 
-    assert resume_clock(None, 0.0).now_s() == pytest.approx(time.time(), abs=5.0)
+    before = time.time()
+    now_s = resume_clock(None, 0.0).now_s()
+    assert before - 1.0 < now_s < time.time() + 1.0

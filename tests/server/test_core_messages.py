@@ -8,6 +8,7 @@ import pytest
 from cluster_in_a_test import ADMIN, live_cluster
 
 from thebes.server import controller as controller_module
+from thebes.server import forecast as forecast_module
 from thebes.server.controller import Changes
 from thebes.server.spec import JobSpec
 
@@ -120,6 +121,22 @@ def test_a_plan_learns_from_jobs_that_have_ended(tmp_path):
     run(story())
 
 
+def test_a_plan_that_takes_long_is_given_up_and_one_with_few_turns_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(forecast_module, "LONGEST_S", 0.0)
+
+    async def story():
+        async with live_cluster(tmp_path, {"n0": 1}, policy="fifo") as c:
+            await c.submit(1, time_s=100.0)
+            soon = await c.controller.plan(JobSpec(command=["x"]), ADMIN)
+            assert soon["start_in_s"] == pytest.approx(100, abs=2)
+            for _ in range(10):
+                await c.submit(1, time_s=100.0)
+            late = await c.controller.plan(JobSpec(command=["x"]), ADMIN)
+            assert (late["start_in_s"], late["estimate"]) == (None, "no estimate: too much would happen before")
+
+    run(story())
+
+
 def test_a_plan_changes_nothing(tmp_path):
     async def story():
         async with live_cluster(tmp_path) as c:
@@ -178,7 +195,7 @@ def test_a_controller_whose_loop_fails_says_so_and_the_next_one_goes_on(tmp_path
             job = await c.submit(1)
             c.controller._tell(lambda now_s: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                await asyncio.wait_for(c.controller.ended(), 10)
+                await asyncio.wait_for(c.controller.ended(), 60)
             await c.crash()
             await c.open()
             assert c.state(job) == "running"

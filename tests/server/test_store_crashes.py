@@ -35,7 +35,7 @@ def told_until_death(processes: Any, work: Callable[..., None], *args: object, k
     told: list[str] = []
     deadline = None
     while True:
-        wait_s = 30.0 if deadline is None else max(0.0, deadline - time.monotonic())
+        wait_s = 120.0 if deadline is None else max(0.0, deadline - time.monotonic())
         if not ours.poll(wait_s):
             assert deadline is not None, "the child says nothing"
             child.kill()

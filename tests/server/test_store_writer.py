@@ -18,7 +18,7 @@ from store_samples import one, submit
 from thebes.server import store as db
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -49,7 +49,7 @@ def test_many_changes_share_a_commit_and_wake_the_loop_once(store: db.Store) -> 
 
         loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
         gate = threading.Event()
-        changes = [store.change(lambda c: gate.wait(10), must=False)]
+        changes = [store.change(lambda c: gate.wait(60), must=False)]
         changes += [store.change(one(), must=False) for _ in range(100)]
         before = store._writer._crash_point.commits
         gate.set()
@@ -100,7 +100,7 @@ def test_nothing_that_a_change_raises_ends_the_writer(store: db.Store, error: Ba
 def test_callers_that_gave_up_harm_nobody(store: db.Store) -> None:
     async def impatient() -> str:
         gate = threading.Event()
-        slow = store.change(lambda c: gate.wait(10), must=False)
+        slow = store.change(lambda c: gate.wait(60), must=False)
         given_up = store.change(one(), must=False)
         given_up.cancel()
         kept = store.change(one(), must=False)
@@ -113,7 +113,7 @@ def test_callers_that_gave_up_harm_nobody(store: db.Store) -> None:
     gate = threading.Event()
 
     async def leaves() -> None:
-        store.change(lambda c: gate.wait(10), must=False)
+        store.change(lambda c: gate.wait(60), must=False)
 
     asyncio.run(leaves())  # its loop is closed before the change is made
     gate.set()
@@ -127,13 +127,13 @@ def test_a_reader_sees_one_moment_and_neither_waits_nor_is_waited_for(store: db.
     def slow(c: db.Connection) -> None:
         submit(c)
         inside.set()
-        go.wait(10)
+        go.wait(60)
 
     with store.read() as c:
         assert len(db.alive_jobs(c)) == 1
         writing = threading.Thread(target=store.change_blocking, args=(slow,))
         writing.start()
-        assert inside.wait(10)
+        assert inside.wait(60)
         assert len(db.alive_jobs(c)) == 1
         with store.read() as other:
             assert len(db.alive_jobs(other)) == 1
@@ -321,7 +321,7 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
             assert {row.id for row in db.alive_jobs(c)} == set(acknowledged)
         ballast.unlink()
         for thread in threads:
-            thread.join(timeout=10)
+            thread.join(timeout=60)
         assert store.trouble is None
         assert len(promised) == 3
     with db.Store.open(small_disk / "store.db") as store, store.read() as c:
@@ -332,7 +332,7 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
 
 
 @pytest.mark.slow
-def test_submits_per_second(sqlite_store: db.Store) -> None:
+def test_submits_at_the_same_time_share_commits(sqlite_store: db.Store) -> None:
     store = sqlite_store
 
     def change(key: str) -> Callable[[db.Connection], int]:
@@ -342,10 +342,10 @@ def test_submits_per_second(sqlite_store: db.Store) -> None:
         for i in range(250):
             await store.change(change(f"{time.monotonic_ns()}-{name}-{i}"), must=False)
 
-    async def sixteen() -> float:
-        start = time.process_time()
+    async def sixteen() -> None:
         await asyncio.gather(*(client(name) for name in range(16)))
-        return 16 * 250 / (time.process_time() - start)
 
-    # Counted in seconds of processor, so that the rest of the machine does not matter.
-    assert max(asyncio.run(sixteen()) for _ in range(3)) > 500  # without group commit it is far less
+    before = store._writer._crash_point.commits
+    asyncio.run(sixteen())
+    # About one in eight; how long it takes is for `make bench`.
+    assert store._writer._crash_point.commits - before < 16 * 250 / 2

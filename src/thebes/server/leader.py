@@ -34,6 +34,8 @@ RENEW_S = 1.0
 LOOK_S = 0.2
 # After a restart of the database all leases have run out: the leader, which comes back within a second, goes first.
 WATCH_FIRST_S = 2.0
+# Between two looks of a standby no more than this counts: it may have stood still itself, and the leader with it.
+LOOK_COUNTS_S = 0.5
 # The clock of the database was set back: nobody renews, and yet the lease looks good.
 SILENT_S = LEASE_S + 1.5
 GONE_S = 15.0  # a controller that was not seen for so long is not shown any more
@@ -184,7 +186,8 @@ class Watch:
     def __init__(self, me: str) -> None:
         self._me = me
         self._last: tuple[int, str, int] | None = None
-        self._since_s = 0.0
+        self._unchanged_s = 0.0
+        self._looked_s = 0.0
 
     def forget(self) -> None:
         """The database was not there: begin anew."""
@@ -192,12 +195,14 @@ class Watch:
 
     def may_take(self, seen: Seen, now_s: float) -> bool:
         state = (seen.epoch, seen.holder, seen.beats)
-        if state != self._last:
-            self._last, self._since_s = state, now_s
+        if state == self._last:
+            self._unchanged_s += min(now_s - self._looked_s, LOOK_COUNTS_S)
+        else:
+            self._last, self._unchanged_s = state, 0.0
+        self._looked_s = now_s
         if seen.holder in ("", self._me):  # released, or ours from a life before
             return True
-        unchanged_s = now_s - self._since_s
-        return (seen.expired and unchanged_s >= WATCH_FIRST_S) or unchanged_s >= SILENT_S
+        return (seen.expired and self._unchanged_s >= WATCH_FIRST_S) or self._unchanged_s >= SILENT_S
 
 
 class Standing:
