@@ -28,6 +28,7 @@ from thebes.server.leader import Lease, Member, identity_of
 from thebes.server.postgres import Postgres
 from thebes.server.shift import CONFIG_KEY
 
+TAKEOVER_S = 10.0  # a promise to users; about 6 s are usual
 WITHIN_S = 120.0
 
 
@@ -219,6 +220,7 @@ def test_kill_9_of_the_leader(two: Two, tmp_path: Path, record_property: Callabl
     took_s = time.monotonic() - began_s
     record_property("takeover_s", took_s)
     print(f"takeover after kill -9: {took_s:.2f} s")
+    assert took_s < TAKEOVER_S
     thread.join(120)
     assert two.client.wait(made[0], 120)["state"] == "completed"
     assert eventually(lambda: runs(two, job_id))
