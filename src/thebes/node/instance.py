@@ -160,9 +160,10 @@ class Instance:
         except OSError as error:
             raise explain(error, path, "cannot be opened") from error
         try:
-            if not _flock(fd, wait_s=max(wait_s, PROBE_S)):
+            while not _flock(fd, wait_s=max(wait_s, PROBE_S)):
                 pid = self.holder_pid(name)
-                raise LockHeld(f"{name} runs already in {self.dir} (pid {pid})", pid=pid)
+                if pid is not None:  # else somebody looks, and was held up while he did
+                    raise LockHeld(f"{name} runs already in {self.dir} (pid {pid})", pid=pid)
             text = f"{os.getpid()}\n".encode()
             os.pwrite(fd, text, 0)
             os.ftruncate(fd, len(text))
@@ -257,7 +258,7 @@ def holder_of(path: Path) -> int | None:
         raise explain(error, path, "cannot be read") from error
     try:
         # Between taking the lock and writing the pid lies a moment in which the file is empty.
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + 10.0  # a busy machine can make it a long one
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
