@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from thebes.model.errors import UserError
-from thebes.node.instance import Instance, JsonLines, LockHeld, stop_process, write_json, write_text
+from thebes.node.instance import PROBE_S, Instance, JsonLines, LockHeld, stop_process, write_json, write_text
 
 HOLDER = """
 import sys, time
 from thebes.node.instance import Instance
 lock = Instance.at(sys.argv[1]).hold_lock(sys.argv[2])
 print("held", flush=True)
-time.sleep(60)
+time.sleep(1000)
 """
 
 
@@ -142,6 +144,16 @@ def test_looking_never_costs_anybody_the_lock(instance: Instance) -> None:
         looker.communicate()
 
 
+def test_one_who_is_held_up_while_he_looks_does_not_hold_the_lock(instance: Instance) -> None:
+    instance.lock_path("part").touch()
+    looks = os.open(instance.lock_path("part"), os.O_RDONLY)
+    fcntl.flock(looks, fcntl.LOCK_SH)
+    timer = threading.Timer(4 * PROBE_S, os.close, [looks])
+    timer.start()
+    instance.hold_lock("part").release()
+    timer.join()
+
+
 def test_a_lock_knows_when_its_folder_has_gone(instance: Instance) -> None:
     lock = instance.hold_lock("part")
     assert lock.is_in_place()
@@ -153,12 +165,12 @@ def test_a_lock_knows_when_its_folder_has_gone(instance: Instance) -> None:
 
 def test_stopping_hits_the_holder_of_the_lock_only(instance: Instance) -> None:
     holder = hold_elsewhere(instance, "part")
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     try:
         assert stop_process(bystander.pid, instance.lock_path("part"), patience_s=1.0)
         assert bystander.poll() is None
-        assert stop_process(holder.pid, instance.lock_path("part"), patience_s=5.0)
-        assert holder.wait(5) == -signal.SIGTERM
+        assert stop_process(holder.pid, instance.lock_path("part"), patience_s=60.0)
+        assert holder.wait(60) == -signal.SIGTERM
     finally:
         bystander.kill()
         bystander.wait()
