@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -344,6 +345,24 @@ def test_an_agent_that_does_not_answer_does_not_look_like_one_that_knows_nothing
     port = free_port()
     with calling_agent(folder, f"127.0.0.1:{port}") as agent:
         asyncio.run(test(port, agent))
+
+
+def test_a_port_that_is_taken_in_between_is_chosen_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            taken, free = other.getsockname()[1], free_port()
+            monkeypatch.setattr("thebes.engine.home._free_port", iter([taken, taken, free]).__next__)
+            home = Home(KEY, 1, lambda *_: None)  # type: ignore[arg-type, return-value]
+            await home.open("127.0.0.1", 0)
+            assert home.port == free
+            await home.close()
+            with pytest.raises(OSError, match="in use"):
+                await Home(KEY, 1, lambda *_: None).open("127.0.0.1", taken)  # type: ignore[arg-type, return-value]
+
+    asyncio.run(test())
 
 
 def test_addresses() -> None:
