@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -115,9 +116,11 @@ WORLDS = {"local": local_world, "slurm": slurm_world, "ray": ray_world}
 def _free_port() -> int:
     import socket
 
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    while True:  # not one of those that Linux hands out by itself, to whoever connects anywhere
+        port = random.randrange(10_000, 20_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 def fresh_job() -> str:

@@ -11,17 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from node_cluster import agents, alive, connected, kill_hard, make_folder, shell, start_agent
+from node_cluster import SLACK_S, agents, alive, connected, kill_hard, make_folder, run, shell, start_agent
 
 from thebes.engine import link, local, wire
 from thebes.engine.contract import Engine, Gpu, Launch, NodeChange, NodeFacts, Part, Refused, Report
 
 NEVER_ENDS = "while true; do sleep 0.05; done"
 BOTH = (Part("n0", (0, 1)), Part("n1", (2,)))
-
-
-def run(test) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
 
 
 def test_the_local_engine_fulfils_the_contract() -> None:
@@ -158,6 +154,7 @@ def test_an_agent_that_hangs_is_down_and_comes_back(tmp_path: Path, monkeypatch:
         folder = make_folder(tmp_path / "c", {"n0": 4})
         with agents(folder) as running:
             async with connected(folder) as cluster:
+                cluster.heard.clear()
                 os.kill(running["n0"].pid, signal.SIGSTOP)
                 down = await cluster.until(lambda: [one for one in cluster.heard if _is(one, alive=False)])
                 assert "agent" in down[0].facts.detail
@@ -185,10 +182,8 @@ def test_an_engine_opened_before_the_agents_finds_them(tmp_path: Path) -> None:
         async with connected(folder) as cluster:
             assert [one.facts.alive for one in cluster.heard] == [False]
             agent = start_agent(folder)
-            begun_s = time.monotonic()
             try:
                 await cluster.until(lambda: _is(cluster.heard[-1], alive=True))
-                assert time.monotonic() - begun_s < 3
             finally:
                 agent.kill()
                 agent.wait()
@@ -207,8 +202,11 @@ def test_a_listener_that_fails_does_not_cost_the_connection(two_nodes: Path) -> 
 
         engine = local.LocalEngine(two_nodes, ["n0"])
         await engine.open(clumsy)
+        deadline = time.monotonic() + SLACK_S
+        while not (await engine.nodes())[0].alive:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
         await engine.launch(shell("7", "sleep 0.2"))
-        deadline = time.monotonic() + 20
         while not any(isinstance(one, Report) and one.job_id == "7" and one.state == "exited" for one in heard):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from attempts import wait_until
 
+from thebes.job import handshake
 from thebes.job.handshake import Handshake, boot_s
 
 
@@ -34,8 +35,11 @@ def asked(handshake: Handshake) -> bool:
     return answers[0]
 
 
-def notify(attempt: Path, grace_s: float = 30.0) -> None:
-    (attempt / "notice").write_text(json.dumps({"deadline_s": boot_s() + grace_s, "grace_s": grace_s}))
+def notify(attempt: Path, grace_s: float = 30.0) -> float:
+    """The deadline that it tells."""
+    deadline_s = boot_s() + grace_s
+    (attempt / "notice").write_text(json.dumps({"deadline_s": deadline_s, "grace_s": grace_s}))
+    return deadline_s
 
 
 def test_without_a_cluster_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,10 +67,12 @@ def test_a_notice_is_seen_and_acknowledged_once(attempt: Path) -> None:
     rank = of(attempt)
     assert not asked(rank)
     assert not (attempt / "ack").exists()
-    notify(attempt, grace_s=20.0)
-    wait_until(lambda: asked(rank), "the notice is seen", 5.0)
+    deadline_s = notify(attempt, grace_s=200.0)
+    wait_until(lambda: asked(rank), "the notice is seen")
     assert (attempt / "ack").exists()
-    assert 18.0 < rank.seconds_left() <= 20.0
+    assert rank.deadline_s() == deadline_s
+    before_s, left_s, after_s = boot_s(), rank.seconds_left(), boot_s()
+    assert deadline_s - after_s <= left_s <= deadline_s - before_s
     (attempt / "notice").unlink()
     assert asked(rank)  # once asked, always asked
 
@@ -75,15 +81,15 @@ def test_asking_is_cheap(attempt: Path) -> None:
     rank, took_s = of(attempt), []
 
     def ask_often() -> None:
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in range(20_000):
             rank.should_stop()
-        took_s.append((time.perf_counter() - began) / 20_000)
+        took_s.append((time.thread_time() - began) / 20_000)
 
     thread = threading.Thread(target=ask_often)
     thread.start()
     thread.join()
-    assert took_s[0] < 50e-6  # about 1 microsecond; the machine may be busy
+    assert took_s[0] < 50e-6  # about 1 microsecond
 
 
 def test_a_deadline_that_is_past_leaves_nothing(attempt: Path) -> None:
@@ -93,21 +99,25 @@ def test_a_deadline_that_is_past_leaves_nothing(attempt: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"deadline_s": null}'])
 def test_a_notice_made_by_hand_gives_the_usual_grace(attempt: Path, text: str) -> None:
+    before_s = boot_s()
     (attempt / "notice").write_text(text)
+    after_s = boot_s()
     rank = of(attempt, THEBES_GRACE_SECONDS="12")
     assert asked(rank)
-    assert 10.0 < rank.seconds_left() <= 12.1
+    assert before_s + 11.9 < rank.deadline_s() < after_s + 12.1
+    assert rank.seconds_left() <= 12.1
     assert of(attempt).seconds_left() == math.inf  # nobody said how long
 
 
 def test_a_checkpoint_is_told_with_its_absolute_path(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(attempt)
     (attempt / "state.bin").write_bytes(b"x")
+    before_s = boot_s()
     of(attempt).checkpointed(7, "state.bin")
     told = json.loads((attempt / "checkpoint.json").read_text())
     assert told["step"] == 7
     assert told["path"] == str(attempt / "state.bin")
-    assert abs(told["at_s"] - boot_s()) < 5.0
+    assert before_s <= told["at_s"] <= boot_s()
 
 
 def test_a_checkpoint_may_be_a_folder_or_an_address(attempt: Path) -> None:
@@ -137,7 +147,9 @@ def test_only_rank_0_is_heard(attempt: Path) -> None:
     assert of(attempt, RANK="x").rank() == 0
 
 
-def test_reports_are_written_at_most_once_a_second_and_none_is_lost(attempt: Path) -> None:
+def test_reports_are_not_written_too_often_and_none_is_lost(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert handshake._REPORT_EVERY_S == 1.0
+    monkeypatch.setattr(handshake, "_REPORT_EVERY_S", 600.0)
     rank = of(attempt)
 
     def told() -> dict[str, float]:
@@ -206,7 +218,7 @@ def test_many_threads_may_talk_at_once(attempt: Path) -> None:
         for step in range(20):
             rank.report(step)
             rank.checkpointed(step, attempt / "state.bin")
-        wait_until(rank.should_stop, "this thread sees the notice", 5.0)
+        wait_until(rank.should_stop, "this thread sees the notice")
         answers.append(True)
 
     threads = [threading.Thread(target=talk, args=(number,)) for number in range(8)]

@@ -56,7 +56,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_two_ranks_preempted_at_random_steps_end_with_the_same_weights(tmp_path: Path, uninterrupted: str) -> None:
     chance, job = random.Random(1), Job(tmp_path)
     for _ in range(2):
-        ranks = job.start_ranks(2, *command(job, "--step-time", "0.01"))
+        ranks = job.start_ranks(2, *command(job, "--step-time", "0.05"))
         wait_until(lambda: job.has("progress"), "the first step")
         time.sleep(chance.uniform(0.0, 0.5))
         job.notice()
@@ -72,16 +72,16 @@ def test_killed_then_asked_on_one_node_only(tmp_path: Path, uninterrupted: str) 
     """Killed without a word, the gang goes on from its last checkpoint. Then it is as on two nodes, where each has an
     attempt folder of its own: a notice that one rank hears of stops all of them at the same step."""
     job = Job(tmp_path)
-    ranks = job.start_ranks(2, *command(job, "--step-time", "0.01", "--checkpoint-every", "16"))
+    ranks = job.start_ranks(2, *command(job, "--step-time", "0.05", "--checkpoint-every", "4"))
     wait_until(lambda: job.has("checkpoint.json"), "the first checkpoint")
     time.sleep(0.1)
     for process in ranks:
         process.kill()
     for process in ranks:
         process.communicate(timeout=SLACK_S)
-    assert job.remember() % 16 == 0
+    assert job.remember() % 4 == 0
 
-    script = command(job, "--step-time", "0.01")
+    script = command(job, "--step-time", "0.05")
     elsewhere = Job(tmp_path, incarnation=100, told=job.told)
     elsewhere.next_attempt()
     gang = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -100,7 +100,7 @@ def test_under_torchrun(tmp_path: Path, uninterrupted: str) -> None:
     """As Thebes starts it (`launcher: torchrun`): the ranks' 85 is torchrun's own exit code."""
     job = Job(tmp_path)
     torchrun = [TORCHRUN, "--nnodes", "1", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    script = command(job, "--step-time", "0.01")
+    script = command(job, "--step-time", "0.05")
     process = job.start(*torchrun, "--master-port", str(free_port()), *script)
     wait_until(lambda: job.has("progress"), "the first step")
     job.notice()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from thebes.engine.contract import Launch, NodeChange, Part, Report
 from thebes.engine.local import LocalEngine
 from thebes.node import processes
 from thebes.node.instance import Instance
+from thebes.node.launch import FIRST_PORT
 
-SLACK_S = 20.0  # what is waited for at the most; machines of CI are slow
+SLACK_S = 120.0  # what is waited for at the most; machines of CI are slow, and stall
 
 
 def make_folder(folder: Path, nodes: dict[str, int]) -> Path:
@@ -100,6 +103,10 @@ def python(job_id: str, script: str, **more: Any) -> Launch:
     return launch(job_id, sys.executable, "-I", "-S", "-c", script, **more)
 
 
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 3 * SLACK_S))
+
+
 class Cluster:
     """An engine with everything it has told, newest last."""
 
@@ -107,11 +114,9 @@ class Cluster:
         self.folder = folder
         self.engine = engine
         self.heard: list[Report | NodeChange] = []
-        self.news = asyncio.Event()
 
     def listen(self, change: Report | NodeChange) -> None:
         self.heard.append(change)
-        self.news.set()
 
     def attempt(self, job_id: str, incarnation: int = 1, node: str = "n0") -> Path:
         return self.folder / "nodes" / node / "attempts" / f"{job_id}.{incarnation}"
@@ -129,6 +134,11 @@ class Cluster:
             assert time.monotonic() < deadline, f"waited for too long; heard: {self.heard[-5:]}"
             await asyncio.sleep(0.01)
         return found
+
+    async def met(self, *pids: int | None) -> None:
+        """Wait until the engine talks with these agents: what is asked of one that is just coming up is refused."""
+        links = self.engine._links.values()
+        await self.until(lambda: {*pids} <= {link.facts.pid for link in links if link.ready.is_set()})
 
     def latest(self, job_id: str, incarnation: int = 1, node: str = "n0") -> Report | None:
         for one in reversed(self.heard):
@@ -159,12 +169,25 @@ class Cluster:
 
 @asynccontextmanager
 async def connected(folder: Path, *nodes: str) -> AsyncIterator[Cluster]:
-    cluster = Cluster(folder, LocalEngine(folder, nodes or ("n0",)))
+    """An engine that talks with the agents of these nodes, as far as they live."""
+    nodes = nodes or ("n0",)
+    cluster = Cluster(folder, LocalEngine(folder, nodes))
     await cluster.engine.open(cluster.listen)
     try:
+        pids = [Instance(folder).holder_pid(f"agent-{node}") for node in nodes]
+        await cluster.met(*(pid for pid in pids if pid is not None))
         yield cluster
     finally:
         await cluster.engine.close()
+
+
+def free_port() -> int:
+    """Not one of those that Linux hands out by itself, to whoever connects anywhere, nor one that jobs are given."""
+    while True:
+        port = random.randrange(10_000, FIRST_PORT)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 def kill_hard(pid: int) -> None:

@@ -29,7 +29,7 @@ def time_slicing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
 @pytest.mark.parametrize("script", ["time_slicing", "packing", "acceptance"])
 def test_without_gpu_or_torch_they_say_so_in_one_line(script: str) -> None:
-    done = subprocess.run([sys.executable, FOLDER / f"{script}.py"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, FOLDER / f"{script}.py"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "PyTorch" in done.stderr or "no NVIDIA driver" in done.stderr
     assert len(done.stderr.splitlines()) == 1

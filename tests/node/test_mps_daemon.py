@@ -26,6 +26,13 @@ case "$command" in quit*) rm "$running" ;; esac
 """
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those who hang are to be too slow, not a busy machine."""
+    monkeypatch.setattr(mps, "START_S", 60.0)
+    monkeypatch.setattr(mps, "ANSWER_S", 60.0)
+
+
 @pytest.fixture
 def control(tmp_path: Path) -> str:
     return program(tmp_path, CONTROL)
@@ -78,7 +85,7 @@ def test_a_daemon_that_does_not_start_is_told_with_its_words(tmp_path: Path) -> 
 
 
 def test_a_daemon_that_does_not_answer_is_told(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(mps, "START_S", 0.2)
+    monkeypatch.setattr(mps, "START_S", 1.5)
     dumb = program(tmp_path, '#!/bin/sh\n[ "$1" = -d ]\n')
     with pytest.raises(MpsUnavailable, match="does not answer"):
         mps.start(tmp_path / "mps", program=dumb)

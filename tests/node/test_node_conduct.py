@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thebes.node import supervisor
+from thebes.node.log_steps import PATIENCE_S, LogSteps, TooSlow
 from thebes.node.supervisor import Conduct, LogWatch
 
 
@@ -280,3 +283,18 @@ def test_only_a_signal_that_is_caught_is_sent() -> None:
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     assert not supervisor.catches(os.getpid(), signal.SIGUSR1)
+
+
+def test_a_pattern_is_given_up_for_its_own_slowness_not_for_that_of_the_machine(tmp_path: Path) -> None:
+    class Stalled:
+        def search(self, line: str) -> re.Match[str] | None:
+            time.sleep(2 * PATIENCE_S)
+            return re.search(r"step (\d+)", line)
+
+    log = tmp_path / "rank-0.log"
+    log.write_text(f"step 7\n{'a' * 60}b\n")
+    steps = LogSteps(log, "")
+    steps.pattern = Stalled()  # type: ignore[assignment]
+    assert steps.newest() == 7
+    with pytest.raises(TooSlow):
+        LogSteps(log, r"((?:a+)+)$").newest()

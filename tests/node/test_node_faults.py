@@ -20,6 +20,7 @@ from node_cluster import (
     launch,
     make_folder,
     python,
+    run,
     shell,
     start_agent,
     until,
@@ -30,10 +31,6 @@ from thebes.node import processes
 from thebes.node.clock import boot_id
 
 NEVER_ENDS = "while true; do sleep 0.05; done"
-
-
-def run(test) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
 
 
 DAEMONS = f"(setsid bash -c 'echo $$; {NEVER_ENDS}' &); (env -i setsid bash -c 'echo $$; {NEVER_ENDS}' &); {NEVER_ENDS}"
@@ -95,6 +92,7 @@ def test_sigterm_to_the_agent_leaves_the_jobs_alone(own_folder: Path) -> None:
                 running["n0"].terminate()
                 assert running["n0"].wait(SLACK_S) == 0
                 assert alive(cluster.state("1")["pids"]["0"])
+                cluster.heard.clear()
                 running["n0"] = start_agent(own_folder)
                 assert (await cluster.report("1", "running")).state == "running"
 
@@ -150,6 +148,7 @@ def test_an_agent_killed_while_it_starts_a_job_starts_it_once_or_not_at_all(own_
             running["n0"].wait()
             running["n0"] = start_agent(own_folder)
             await asyncio.gather(start, return_exceptions=True)
+            await cluster.met(running["n0"].pid)
             await cluster.engine.launch(launch(job, "sleep", "1000"))
             await cluster.until(lambda: cluster.latest(job) and cluster.latest(job).state != "starting")
             found = cluster.latest(job)
@@ -179,6 +178,7 @@ def test_an_older_incarnation_is_refused_and_a_newer_one_ends_the_older_first(ow
                 running["n0"].kill()
                 running["n0"].wait()
                 running["n0"] = start_agent(own_folder)
+                await cluster.met(running["n0"].pid)
                 with pytest.raises(Refused, match="older than 5"):
                     await cluster.engine.launch(shell("1", NEVER_ENDS, incarnation=4))
                 assert (own_folder / "nodes" / "n0" / "fence" / "1").read_text() == "5\n"
@@ -245,7 +245,7 @@ def test_an_agent_that_is_away_is_told_and_its_return_too(own_folder: Path) -> N
                 assert not down.facts.alive
                 assert "agent" in down.facts.detail
                 assert len(down.facts.gpus) == 8  # what it had
-                assert 0.8 < time.monotonic() - begun_s < 5
+                assert time.monotonic() - begun_s > 0.8  # it may be back in a moment
                 with pytest.raises(OSError, match="cannot be reached"):
                     await cluster.engine.kill("1", 1)
                 running["n0"] = start_agent(own_folder)
@@ -279,9 +279,7 @@ def test_an_agent_that_is_back_within_a_second_is_told_with_its_reports_and_was_
 
 def test_an_agent_that_never_answers_does_not_stop_the_engine(own_folder: Path) -> None:
     async def test() -> None:
-        begun_s = time.monotonic()
         async with connected(own_folder, "n0", "n1") as cluster:
-            assert time.monotonic() - begun_s < 5
             assert [one.alive for one in await cluster.engine.nodes()] == [False, False]
             with pytest.raises(OSError, match="cannot be reached"):
                 await cluster.engine.launch(shell("1", "true"))
@@ -293,14 +291,14 @@ def test_after_a_restart_of_the_machine_running_jobs_are_lost_and_nobody_is_hit(
     """Files of another boot, naming processes of this one."""
 
     async def test() -> None:
-        attempt = own_folder / "nodes" / "n0" / "attempts" / "7.3"
+        attempt, began_s = own_folder / "nodes" / "n0" / "attempts" / "7.3", time.time()
         attempt.mkdir(parents=True)
         (own_folder / "nodes" / "n0" / "open").mkdir()
         (own_folder / "nodes" / "n0" / "open" / "7.3").write_text("")
         (attempt / "lock").write_text(f"{os.getpid()}\n")
         state = {
             "state": "running", "started_s": 9e8, "since_s": 9e8, "run_s": 5.0, "boot": "another", "at_s": 9e8 + 1,
-            "wall_s": time.time() - 60, "supervisor": os.getsid(0), "group": os.getpgid(0), "pids": {"0": os.getpid()},
+            "wall_s": began_s - 60, "supervisor": os.getsid(0), "group": os.getpgid(0), "pids": {"0": os.getpid()},
         }  # fmt: skip
         (attempt / "state.json").write_text(json.dumps(state))
         assert state["boot"] != boot_id()
@@ -309,7 +307,7 @@ def test_after_a_restart_of_the_machine_running_jobs_are_lost_and_nobody_is_hit(
                 found = await cluster.ended("7", 3)
                 assert (found.cause, found.run_s) == ("lost", 5.0)
                 assert "restarted" in found.detail
-                assert found.exited_s - found.started_s == pytest.approx(61, abs=15)
+                assert 60.5 < found.exited_s - found.started_s < 61.5 + time.time() - began_s
 
     run(test())
 
@@ -334,7 +332,7 @@ def test_a_second_agent_of_a_node_is_turned_away(shared_agent: Path) -> None:
     import sys
 
     command = [sys.executable, "-m", "thebes.node.agent", str(shared_agent), "n0"]
-    second = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=SLACK_S)
     assert second.returncode == 4
     assert "agent-n0 runs already" in second.stderr
 
@@ -349,7 +347,7 @@ def test_a_configuration_that_cannot_be_used_says_so(tmp_path: Path, text: str, 
 
     (tmp_path / "config.json").write_text(text)
     command = [sys.executable, "-m", "thebes.node.agent", str(tmp_path), "n0"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=SLACK_S)
     assert found.returncode == 2
     assert says in found.stderr
     assert "Traceback" not in found.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_cluster import SLACK_S, agents, connected, kill_hard, make_folder, shell, start_agent, until
+from node_cluster import SLACK_S, agents, connected, kill_hard, make_folder, run, shell, start_agent, until
 from test_mps_daemon import CONTROL
 
 from thebes.engine.contract import Refused
@@ -24,12 +23,8 @@ NEVER_ENDS = "while true; do sleep 0.05; done"
 NO_DRIVER = pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a driver")
 
 
-def run(test) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
-
-
 def logged(folder: Path, event: str) -> list[dict]:
-    lines = (folder / "log" / "agent-n0.jsonl").read_text().splitlines()
+    *lines, _ = (folder / "log" / "agent-n0.jsonl").read_text().split("\n")  # the last one may be half written
     return [entry for entry in map(json.loads, lines) if entry["event"] == event]
 
 
@@ -69,6 +64,7 @@ def test_an_agent_starts_when_gpus_are_missing_and_has_its_jobs_under_control(gp
                 running["n0"].kill()
                 running["n0"].wait()
                 running["n0"] = start_agent(gpu_folder)
+                await cluster.met(running["n0"].pid)
                 await cluster.engine.kill("1", 1)
                 assert (await cluster.ended("1")).cause == "killed"
 
@@ -97,6 +93,7 @@ def test_the_mps_daemon_goes_with_the_agent_unless_a_job_lives(gpu_folder: Path,
     program.write_text(CONTROL)
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(mps, "ANSWER_S", SLACK_S)
     daemon = mps.Mps(gpu_folder / "run" / "mps-n0")
 
     async def test() -> None:
@@ -108,6 +105,7 @@ def test_the_mps_daemon_goes_with_the_agent_unless_a_job_lives(gpu_folder: Path,
                 assert running["n0"].wait(SLACK_S) == 0
                 assert mps.healthy(daemon)
                 running["n0"] = start_agent(gpu_folder)
+                await cluster.met(running["n0"].pid)
                 await cluster.engine.kill("1", 1)
                 await cluster.ended("1")
                 assert mps.healthy(daemon)
@@ -142,6 +140,7 @@ def test_old_forgotten_attempts_and_their_fences_go_and_nothing_else(tmp_path: P
                     make_old(cluster.attempt(job) / "state.json", cluster.attempt(job))
                 make_old(cluster.attempt("young"), saved, saved.parent, *fences.iterdir())
                 running["n0"] = start_agent(folder)
+                await cluster.met(running["n0"].pid)
                 until(lambda: logged(folder, "removed what was old"))
                 assert not cluster.attempt("old").exists()
                 assert sorted(path.name for path in fences.iterdir()) == ["unforgotten", "young"]

@@ -7,6 +7,7 @@ business of `Link`. Callers are told the epoch of this controller, and hang up o
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import secrets
@@ -79,12 +80,15 @@ class Home:
 
     async def open(self, host: str, port: int) -> None:
         """OSError when the port is taken."""
-        if not port:  # the same one for every address family
-            with socket.socket() as probe:
-                probe.bind(("", 0))
-                port = int(probe.getsockname()[1])
-        self._server = await asyncio.start_server(self._meet, host or None, port, limit=wire.LINE_LIMIT_BYTES)
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        while self._server is None:
+            self.port = port or _free_port()
+            try:
+                self._server = await asyncio.start_server(
+                    self._meet, host or None, self.port, limit=wire.LINE_LIMIT_BYTES
+                )
+            except OSError as error:
+                if port or error.errno != errno.EADDRINUSE:  # else somebody took it in between: another one
+                    raise
 
     async def close(self) -> None:
         if self._server is not None:
@@ -128,6 +132,13 @@ class Home:
         if not same(str(answer.get("proof")), shaken.caller_proof):
             raise BadSeal(f"{who} does not know our key")
         return who, Seal(shaken.session, is_door=True)
+
+
+def _free_port() -> int:
+    """The same one for every address family."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def parse_address(text: str) -> tuple[str, int]:

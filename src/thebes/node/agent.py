@@ -365,7 +365,9 @@ class Agent:
         wait_s, killed = 0.005, 0
         while True:
             with self.spawning:
-                found = {*processes.leftovers(trails), *processes.strays(self.supervisors)}
+                # A nursery that was too slow to answer, and was killed for it, may have started one all the same.
+                known = {one.state.get("supervisor") for one in list(self.attempts.values()) if one.alive}
+                found = {*processes.leftovers(trails), *processes.strays(known | self.supervisors)}
                 processes.kill_all(found)
             if not found:
                 return killed

@@ -258,7 +258,7 @@ def holder_of(path: Path) -> int | None:
         raise explain(error, path, "cannot be read") from error
     try:
         # Between taking the lock and writing the pid lies a moment in which the file is empty.
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + 10.0  # a busy machine can make it a long one
         while True:
             if _flock(fd, fcntl.LOCK_SH):
                 return None

@@ -16,6 +16,7 @@ from pathlib import Path
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 NURSERY_S = 3.0  # it answers in 2 ms unless it hangs
+NEW_NURSERY_S = 20.0  # it must start first, perhaps on a machine that can hardly breathe
 
 
 class Nursery:
@@ -44,10 +45,10 @@ class Nursery:
 
     def spawn(self, attempt: Path) -> int:
         """A supervisor for this attempt; its pid. A nursery that was killed is replaced."""
-        for _ in range(2):
+        for patience_s in (NURSERY_S, NEW_NURSERY_S):
             with suppress(BrokenPipeError):
                 self.process.stdin.write(os.fsencode(attempt) + b"\0")  # type: ignore[union-attr]
-                ready, _, _ = select.select([self.process.stdout], [], [], NURSERY_S)
+                ready, _, _ = select.select([self.process.stdout], [], [], patience_s)
                 answer = self.process.stdout.readline() if ready else b""  # type: ignore[union-attr]
                 if answer:
                     return int(answer)

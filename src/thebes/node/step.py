@@ -22,7 +22,7 @@ import select
 import sys
 import time
 from _json import encode_basestring_ascii
-from _signal import ITIMER_REAL, SIGALRM, SIGKILL, SIGTERM, setitimer, signal
+from _signal import ITIMER_VIRTUAL, SIGKILL, SIGTERM, SIGVTALRM, setitimer, signal
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -259,8 +259,8 @@ class LogSteps:
         *lines, self.rest = (self.rest + data).split(b"\n")
         self.rest = self.rest[-4096:]
         found = None
-        before = signal(SIGALRM, _too_slow)
-        setitimer(ITIMER_REAL, PATTERN_S)
+        before = signal(SIGVTALRM, _too_slow)
+        setitimer(ITIMER_VIRTUAL, PATTERN_S)
         try:
             for line in lines:
                 match = self.pattern.search(line[:4096].decode("utf-8", "replace"))
@@ -270,8 +270,8 @@ class LogSteps:
                     except (ValueError, OverflowError, IndexError):
                         pass
         finally:
-            setitimer(ITIMER_REAL, 0)
-            signal(SIGALRM, before)
+            setitimer(ITIMER_VIRTUAL, 0)
+            signal(SIGVTALRM, before)
         return found
 
 
