@@ -46,7 +46,7 @@ test-alone: $(READY)
 	$(BIN)/python -m pytest -m alone
 
 test-faults: $(READY)
-	$(BIN)/python -m pytest -m faults
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m faults
 
 # PyTorch is large and only these tests need it.
 test-torch: $(READY)
@@ -64,7 +64,7 @@ test-ray: $(READY)
 
 # PostgreSQL comes from Debian: postgresql.
 test-postgres: $(READY)
-	$(BIN)/python -m pytest -m postgres
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m postgres
 
 lint: $(READY)
 	$(BIN)/ruff check .
