@@ -18,7 +18,7 @@ JOBS = int(os.environ.get("THEBES_TRIAL_JOBS", "1000"))
 OVER_S = 0.11 * JOBS  # about as fast as two cores start them
 SIZES = {1: 16.0, 2: 16.0, 4: 22.0, 8: 36.0, 12: 2.0, 16: 4.0, 32: 2.0, 64: 2.0}
 LEASE_S = 15.0
-SETTINGS = {"tiresias-l": ["queue_limits=30,200"], "dally": ["lease_s=20"]}
+SETTINGS = {"tiresias-l": ["queue_limits=60,400"], "dally": ["lease_s=20"]}
 
 
 @pytest.mark.parametrize("policy", ["tiresias-l", "dally"])
