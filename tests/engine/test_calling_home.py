@@ -165,7 +165,7 @@ def test_one_of_several_homes_is_enough_and_a_new_one_can_be_told(folder: Path) 
 
 
 def test_a_job_that_is_cut_off_is_asked_to_save_and_then_killed(folder: Path) -> None:
-    lease_s = 6.0  # half of it is the time that they have to save
+    lease_s = 12.0  # half of it is the time that they have to save, on a machine that may stall
 
     async def start(port: int) -> tuple[int, float]:
         async with at_home(folder, port=port, lease_s=600.0) as cluster:
