@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from components import require
+from ports import free_port
 
 USER = "postgres"
 
@@ -27,17 +26,6 @@ def binaries() -> Path | None:
     if not found and (initdb := shutil.which("initdb")):
         found = [Path(initdb).resolve().parent]
     return max(found, key=lambda path: [int(n) for n in re.findall(r"\d+", str(path))], default=None)
-
-
-def free_port() -> int:
-    """Between those of MASTER_PORT and those that Linux hands out: nobody else gets it before we use it, or while the
-    one who used it is away.
-    """
-    while True:
-        port = random.SystemRandom().randrange(32_000, 32_768)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class PostgresServer:

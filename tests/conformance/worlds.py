@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 from components import require
+from ports import free_port
 from thebes.engine.contract import Engine, Launch, NodeChange, NodeFacts, Part, Report
 from thebes.engine.site import Site
 from thebes.node import processes
@@ -94,7 +94,7 @@ def slurm_world(folder: Path, nodes: int = 4) -> Iterator[World]:
         for name, value in slurm.env.items():
             patch.setenv(name, value)
         names = [f"n{i}" for i in range(1, nodes + 1)]
-        yield Called("slurm", names, folder, SlurmEngine, home_host=slurm.address, home_port=_free_port())
+        yield Called("slurm", names, folder, SlurmEngine, home_host=slurm.address, home_port=free_port())
 
 
 @contextmanager
@@ -106,21 +106,11 @@ def ray_world(folder: Path, nodes: int = 4) -> Iterator[World]:
 
     with RayCluster() as ray:
         names = [f"n{i}" for i in range(1, nodes + 1)]
-        port = _free_port()
+        port = free_port()
         yield Called("ray", names, folder, RayEngine, ray_address=ray.address, home_host="127.0.0.1", home_port=port)
 
 
 WORLDS = {"local": local_world, "slurm": slurm_world, "ray": ray_world}
-
-
-def _free_port() -> int:
-    import socket
-
-    while True:  # not one of those that Linux hands out by itself, to whoever connects anywhere
-        port = random.randrange(10_000, 20_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("", port))
-            return port
 
 
 def fresh_job() -> str:

@@ -49,9 +49,11 @@ class Load:
             began, before = time.monotonic(), began
             self.stood_still_s += max(0.0, began - before - 1.1)
 
-    def mean(self) -> float:
+    def stop(self) -> None:
         self._stop.set()
         self._thread.join()
+
+    def mean(self) -> float:
         return sum(self.samples) / max(1, len(self.samples))
 
 
@@ -66,10 +68,10 @@ def played(folder: Path) -> Iterator[tuple[rehearsal.Rehearsal, Load]]:
         config = bring_up(instance, options, rehearse).config
         client = Client(dir=folder)
         ids, took_s = rehearsal.play(client, acts)
-        load.mean()
+        load.stop()
         yield rehearsal.compare(client, acts, ids, took_s, config), load
     finally:
-        load.mean()
+        load.stop()
         take_down(instance, "kill", lambda text: None)
 
 

@@ -15,8 +15,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
-from node_cluster import Cluster, alive, free_port, kill_everything_below, make_folder, python, shell, until
+from node_cluster import Cluster, alive, kill_everything_below, make_folder, python, shell, until
 
+from ports import free_port
 from thebes.engine.agents import AgentEngine
 from thebes.engine.contract import Listener, NodeChange, Report
 from thebes.engine.home import Home, SealedReader, SealedWriter, parse_address
@@ -354,7 +355,7 @@ def test_a_port_that_is_taken_in_between_is_chosen_anew(
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             taken, free = other.getsockname()[1], free_port()
-            monkeypatch.setattr("thebes.engine.home._free_port", iter([taken, taken, free]).__next__)
+            monkeypatch.setattr("thebes.engine.home.free_port", iter([taken, taken, free]).__next__)
             home = Home(KEY, 1, lambda *_: None)  # type: ignore[arg-type, return-value]
             await home.open("127.0.0.1", 0)
             assert home.port == free

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from fault_cluster import FaultCluster, fault_cluster, until
 
-from postgres_server import free_port
+from ports import free_port
 from thebes.client import Client, ServerError
 from thebes.node import processes
 from thebes.server.clock import resume_clock

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "train"
@@ -35,15 +34,6 @@ def environment(**extra: str) -> dict[str, str]:
         if not name.startswith("THEBES_") and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
     }
     return {**ours, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **extra}
-
-
-def free_port() -> int:
-    """Not one of those that Linux hands out by itself, to whoever connects anywhere."""
-    while True:
-        port = random.randrange(10_000, 20_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 @dataclass

@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-from attempts import EXAMPLES, ROOT, SLACK_S, Job, free_port, wait_until
+from attempts import EXAMPLES, ROOT, SLACK_S, Job, wait_until
+
+from ports import free_port
 
 pytestmark = [
     pytest.mark.torch,

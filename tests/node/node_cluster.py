@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from thebes.engine.contract import Launch, NodeChange, Part, Report
 from thebes.engine.local import LocalEngine
 from thebes.node import processes
 from thebes.node.instance import Instance
-from thebes.node.launch import FIRST_PORT
 
 SLACK_S = 120.0  # what is waited for at the most; machines of CI are slow, and stall
 
@@ -179,15 +176,6 @@ async def connected(folder: Path, *nodes: str) -> AsyncIterator[Cluster]:
         yield cluster
     finally:
         await cluster.engine.close()
-
-
-def free_port() -> int:
-    """Not one of those that Linux hands out by itself, to whoever connects anywhere, nor one that jobs are given."""
-    while True:
-        port = random.randrange(10_000, FIRST_PORT)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("", port))
-            return port
 
 
 def kill_hard(pid: int) -> None:

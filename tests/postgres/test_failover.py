@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from postgres_server import PostgresServer, free_port
+from ports import free_port
+from postgres_server import PostgresServer
 from thebes import client as client_module
 from thebes.client import Client
 from thebes.node.instance import Instance

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from sqlalchemy import inspect
 
-from postgres_server import PostgresServer, free_port
+from ports import free_port
+from postgres_server import PostgresServer
 from thebes.model.errors import UserError
 from thebes.server import migrations, schema
 from thebes.server import store as db

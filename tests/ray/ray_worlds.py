@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ray_cluster import RayCluster
 
+from ports import free_port
 from thebes.engine.contract import Launch
 from thebes.engine.ray import RayEngine
 from thebes.engine.site import Site
@@ -26,12 +26,6 @@ _worlds = count(1)
 def job_name() -> str:
     """Other suites on this machine number their jobs, too."""
     return f"ray{os.getpid()}x{next(_numbers)}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 class RayWorld:

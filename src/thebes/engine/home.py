@@ -81,7 +81,7 @@ class Home:
     async def open(self, host: str, port: int) -> None:
         """OSError when the port is taken."""
         while self._server is None:
-            self.port = port or _free_port()
+            self.port = port or free_port()
             try:
                 self._server = await asyncio.start_server(
                     self._meet, host or None, self.port, limit=wire.LINE_LIMIT_BYTES
@@ -134,7 +134,7 @@ class Home:
         return who, Seal(shaken.session, is_door=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """The same one for every address family."""
     with socket.socket() as probe:
         probe.bind(("", 0))

@@ -6,20 +6,21 @@ A file that a job has spoilt is taken as missing.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from thebes.engine.contract import Report
+from thebes.model.errors import UserError
 from thebes.node.clock import boot_id, boot_s, shift_s
-from thebes.node.instance import take
+from thebes.node.instance import holder_of, take
 
 SMALL_BYTES = 64 << 10  # no file that a job writes for us is longer
 RATE_WINDOW_S = 30.0
@@ -95,32 +96,16 @@ class AttemptDir:
 
 def lock_holder(lock: Path) -> int | None:
     """The pid in an attempt's lock file if somebody holds it. A look by somebody else does not count as holding."""
-    try:
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        deadline = time.monotonic() + 1.0
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return None
-            except BlockingIOError:
-                text = os.pread(fd, 32, 0).strip()
-            if text.isdigit():
-                return int(text)
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(0.002)
-    finally:
-        os.close(fd)
+    with suppress(UserError):
+        return holder_of(lock, within_s=1.0)
+    return None
 
 
 def take_lock(folder: Path) -> int | None:
     """Take the lock of an attempt, unless somebody holds it; the open file."""
     folder.mkdir(mode=0o700, exist_ok=True)
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if take(fd, wait_s=0.25):
+    if take(fd):
         return fd
     os.close(fd)
     return None

@@ -248,8 +248,12 @@ class Attempt:
         return found if isinstance(found, dict) else {}
 
 
-def holder_of(path: Path) -> int | None:
-    """The pid in a lock file, if a living process holds the lock."""
+def holder_of(path: Path, *, within_s: float = 10.0) -> int | None:
+    """The pid in a lock file, if a living process holds the lock.
+
+    Between taking the lock and writing the pid lies a moment in which the file is empty; a busy machine can make it a
+    long one.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -257,8 +261,7 @@ def holder_of(path: Path) -> int | None:
     except OSError as error:
         raise explain(error, path, "cannot be read") from error
     try:
-        # Between taking the lock and writing the pid lies a moment in which the file is empty.
-        deadline = time.monotonic() + 10.0  # a busy machine can make it a long one
+        deadline = time.monotonic() + within_s
         while True:
             if _flock(fd, fcntl.LOCK_SH):
                 return None
@@ -272,7 +275,7 @@ def holder_of(path: Path) -> int | None:
         os.close(fd)
 
 
-def take(fd: int, *, wait_s: float) -> bool:
+def take(fd: int, *, wait_s: float = GOING_S) -> bool:
     """Lock an open file, unless somebody holds it for longer than `wait_s`. To look, as above, is not to hold."""
     deadline = time.monotonic() + wait_s
     while not _flock(fd, fcntl.LOCK_EX):

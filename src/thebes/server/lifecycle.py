@@ -202,9 +202,9 @@ def _called_at(values: dict[str, Any], options: Options) -> dict[str, Any]:
                 hint="name this machine as the nodes of the cluster know it, or one of its addresses",
             ) from None
     if not port:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = int(probe.getsockname()[1])
+        from thebes.engine.home import free_port
+
+        port = free_port()
     return {"home_host": host, "home_port": port}
 
 
