@@ -48,12 +48,16 @@ def cluster_of(where: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[di
 
 
 def kill_all_of(instance: Instance) -> None:
-    """As when the machine is lost: keeper, standby and controller at once."""
+    """As when the machine is lost: keeper, standby, controller and its sruns at once.
+
+    They are stopped before they are killed. An srun has a child that ends the step when srun is killed, and a lost
+    machine gives it no moment for that.
+    """
     pids = [pid for part in ("keeper", "standby", "controller") if (pid := instance.holder_pid(part))]
-    below = [child for pid in pids for child in processes.descendants(pid)]
-    for pid in (*pids, *below):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in (*pids, *(child for pid in pids for child in processes.descendants(pid))):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def ranks_of(key: str) -> set[int]:
