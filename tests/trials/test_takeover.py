@@ -55,7 +55,8 @@ def kill_all_of(instance: Instance) -> None:
     """
     pids = [pid for part in ("keeper", "standby", "controller") if (pid := instance.holder_pid(part))]
     for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in (*pids, *(child for pid in pids for child in processes.descendants(pid))):
+        below = [child for pid in pids for child in processes.descendants(pid)]
+        for pid in (*pids, *below):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
