@@ -34,7 +34,7 @@ from thebes.perf.plans.transformer import catalogue, names
 from thebes.placement import Consolidate
 from thebes.policy import Policy, fill, find
 from thebes.sim.costs import Costs
-from thebes.sim.loop import Loop
+from thebes.sim.loop import GeneralLoop
 from thebes.sim.setup import build_world, prepare
 from thebes.sim.simulate import simulate
 from thebes.trace import GeneratorSpec, generate, read
@@ -135,7 +135,7 @@ def generated(jobs: int, gpus: int, load: float = LOAD) -> Trace:
 def decision(*, cluster: str, waiting: int, policy: str, repeats: int) -> dict[str, Any]:
     """Time `policy.decide(view)` in three states of a large cluster."""
     place, chosen = read_cluster(cluster), find(policy)()
-    states: dict[str, Callable[[], Loop]] = {
+    states: dict[str, Callable[[], GeneralLoop]] = {
         "empty: all wait, nobody runs": lambda: _state(place, [(waiting, 0.0)], [_Hold()]),
         "full: nobody changes place": lambda: _state(place, [(waiting + _fillers(place), 0.0)], [chosen]),
         "full: all who run make room": lambda: _state(
@@ -158,7 +158,7 @@ def _fillers(cluster: Cluster) -> int:
     return int(1.05 * cluster.total_gpus / mean) + 1
 
 
-def _state(cluster: Cluster, submissions: list[tuple[int, float]], policies: list[Policy]) -> Loop:
+def _state(cluster: Cluster, submissions: list[tuple[int, float]], policies: list[Policy]) -> GeneralLoop:
     """A simulation after one instant under each of these policies; nobody finishes."""
     submit_s = np.concatenate([np.full(count, at_s) for count, at_s in submissions])
     jobs = generated(len(submit_s), cluster.total_gpus).jobs.with_columns(
@@ -167,14 +167,14 @@ def _state(cluster: Cluster, submissions: list[tuple[int, float]], policies: lis
     placement = Consolidate()
     work = prepare(Trace("decision", jobs), cluster, placement, Tiers(), seed=SEED)
     world = build_world(work, cluster, placement, Costs(), SEED)
-    loop = Loop(world, cluster, policies[0], checks=True)
+    loop = GeneralLoop(world, cluster, policies[0], checks=True)
     for policy in policies:
         loop.policy, loop.wake_s = policy, np.inf
         loop.run(1)
     return loop
 
 
-def _time_decision(name: str, loop: Loop, policy: Policy, repeats: int) -> dict[str, Any]:
+def _time_decision(name: str, loop: GeneralLoop, policy: Policy, repeats: int) -> dict[str, Any]:
     policy.decide(loop.view())  # loads compiled code
     seconds: list[float] = []
     for _ in range(repeats):
@@ -264,7 +264,7 @@ def rubick_pass(*, cluster: str, running: int, waiting: int, repeats: int) -> di
     trace = Trace.of("rubick-pass", jobs)
     work = prepare(trace, place, placement, Plans(truth="model"), seed=SEED, changes_plans=True)
     world = build_world(work, place, placement, Costs(), SEED)
-    loop = Loop(world, place, chosen, checks=True, executions=work.executions)
+    loop = GeneralLoop(world, place, chosen, checks=True, executions=work.executions)
     states: list[dict[str, Any]] = []
     loop.run(1)
     for name, policy in (("just started", chosen), ("newcomers wait", _Hold())):

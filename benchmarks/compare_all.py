@@ -27,15 +27,15 @@ from rich.console import Console
 
 from benchmarks.run import ROOT, about_this_run
 from thebes.model.errors import UserError
+from thebes.model.facts import PLANS
 from thebes.model.links import with_network
 from thebes.model.trace import Trace
-from thebes.model.view import PLANS
 from thebes.policy import registry
 from thebes.report import units
 from thebes.report.matrix import Run, Scene, write_matrix
 from thebes.report.series import ACCOUNT_PARTS, account
 from thebes.sim.simulate import simulate
-from thebes.sim.warmup import compile_fast_path, compile_general_path
+from thebes.sim.warmup import compile_side_by_side
 from thebes.trace import read
 from thebes.trace.cluster_file import read_cluster
 
@@ -115,7 +115,7 @@ def perform(task: Task) -> tuple[Run, list[str]]:
                 limit=task.limit,
                 skip_oversize=True,
             )
-    except TimeoutError:
+    except GivenUp:
         return Run(*names, error=f"given up after {task.limit_s:g} s"), []
     except UserError as error:
         return Run(*names, error=error.message), []
@@ -130,12 +130,16 @@ def _trace(work: Workload) -> Trace:
     return replace(trace, jobs=trace.jobs.slice(work.first, work.jobs)) if work.jobs is not None else trace
 
 
+class GivenUp(KeyboardInterrupt):
+    """It ends a run from outside, as Ctrl-C does: no fault of the policy that happens to be deciding."""
+
+
 @contextmanager
 def _within(limit_s: float) -> Iterator[None]:
-    """TimeoutError after so much processor time: what a busy machine takes for itself does not count."""
+    """GivenUp after so much processor time: what a busy machine takes for itself does not count."""
 
     def give_up(_signal: int, _frame: object) -> None:
-        raise TimeoutError
+        raise GivenUp
 
     before = signal.signal(signal.SIGPROF, give_up)
     signal.setitimer(signal.ITIMER_PROF, limit_s)
@@ -158,8 +162,7 @@ def compare_all(
 ) -> dict[str, Any]:
     """All runs, in the order of workloads, networks and policies, as one document."""
     began = time.perf_counter()
-    compile_fast_path()
-    compile_general_path()
+    compile_side_by_side([name for name in names if name in registry()])  # an unknown one is told of in its place
     tasks = [Task(work, network, name, limit, limit_s) for work in workloads for network in networks for name in names]
     done: dict[Task, Run] = {}
     notes: dict[str, list[str]] = {work.name: [] for work in workloads}

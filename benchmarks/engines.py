@@ -28,12 +28,12 @@ from typing import Any
 import psutil
 
 from benchmarks.run import ROOT, about_this_run
-from thebes.engine.contract import Launch, Part
+from thebes.protocol.contract import Launch, Part
 
 TESTS = ROOT / "tests"
-sys.path[:0] = [str(TESTS / name) for name in ("", "conformance", "node", "slurm", "ray")]
+sys.path.insert(0, str(TESTS))
 
-from worlds import WORLDS, Told, World, opened, python  # noqa: E402
+from kit.engine_worlds import WORLDS, Told, World, opened, python  # noqa: E402
 
 SIZES = {"slurm": (64, 8, 192), "ray": (4, 4, 32)}  # nodes, nodes of a gang, jobs
 GANGS = 12
@@ -54,7 +54,7 @@ async def ended(told: Told, launch: Launch) -> None:
 
 async def gang_start_s(told: Told, nodes: int, gpus: int) -> float:
     """From the order to the last rank's start, by the nodes' own clocks, shifted to ours."""
-    from thebes.node.clock import boot_s
+    from thebes.protocol.clock import boot_s
 
     launch = python(told.world, "import time; time.sleep(0.2)", *[tuple(range(gpus))] * nodes, ranks_per_node=1)
     ordered_s = boot_s()

@@ -31,8 +31,8 @@ from benchmarks.live_cluster import (
     spread_ms,
     wait_until,
 )
-from thebes.node.instance import Instance
-from thebes.server import store as db
+from thebes import store as db
+from thebes.protocol.instance import Instance
 
 Figures = dict[str, Any]
 

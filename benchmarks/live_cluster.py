@@ -18,9 +18,12 @@ from urllib.parse import urlsplit
 import psutil
 
 from thebes.client import Client
-from thebes.node.instance import Instance
-from thebes.server.lifecycle import Options, bring_up, describe, take_down
-from thebes.server.standby import rehearse
+from thebes.instance.down import take_down
+from thebes.instance.standby import rehearse
+from thebes.instance.state import describe
+from thebes.instance.up import bring_up
+from thebes.instance.wanted import UpOptions
+from thebes.protocol.instance import Instance
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -82,7 +85,7 @@ def cluster(gpus: int, *, folder: Path | None = None, policy: str = "tiresias-l"
     home = folder or Path(tempfile.mkdtemp(prefix="thebes-bench-"))
     instance = Instance(home)
     try:
-        brought = bring_up(instance, Options(policy=policy, virtual_gpus=gpus), rehearse)
+        brought = bring_up(instance, UpOptions(policy=policy, virtual_gpus=gpus), rehearse)
         yield LiveCluster(instance, brought.url)
     finally:
         take_down(instance, "kill", lambda text: None)

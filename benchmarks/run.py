@@ -27,7 +27,7 @@ from rich.table import Table
 import thebes
 from benchmarks import live_run, machine
 from benchmarks.cases import HELIOS, LARGEST_JOB, LOAD, SEED, PlainPolicy
-from thebes.model.view import PLANS
+from thebes.model.facts import PLANS
 from thebes.policy import registry
 
 ROOT = Path(__file__).parents[1]

@@ -45,14 +45,20 @@ def sentences(owner: type, count: int = 1) -> str:
 
 
 def policies() -> str:
-    from thebes.model.view import DURATIONS
+    from thebes.live.config import CARRIED
+    from thebes.model.facts import DURATIONS
     from thebes.policy import BUILT_IN
+    from thebes.policy.admission import runs_live_on
 
     def needs(policy: type) -> str:
         return "run times (oracle)" if DURATIONS in policy.needs else ", ".join(sorted(policy.needs)) or "nothing"
 
+    def live(policy: type) -> str:
+        return runs_live_on(policy(), CARRIED)
+
     return table(
-        ("policy", "what it does", "needs to know"), ((f"`{p.name}`", sentences(p), needs(p)) for p in BUILT_IN)
+        ("policy", "what it does", "needs to know", "runs live"),
+        ((f"`{p.name}`", sentences(p), needs(p), live(p)) for p in BUILT_IN),
     )
 
 
@@ -72,7 +78,7 @@ def parameters(owner: type, prefix: str = "") -> str:
 
 def about(policy: type) -> str:
     """One policy: source, knowledge, parameters."""
-    from thebes.model.view import NEEDS
+    from thebes.model.facts import NEEDS
 
     needs = "; ".join(NEEDS[need] for need in sorted(policy.needs)) or "nothing"
     return f"Source: {policy.paper}. Needs to know: {needs}.\n\n{parameters(policy)}"
@@ -340,7 +346,7 @@ def paper_example() -> str:
 
     import thebes
     from thebes.model.trace import TRACE_SCHEMA
-    from thebes.policy.las import LeastAttainedService
+    from thebes.policy.orders.las import LeastAttainedService
 
     columns = {"job_id": ["J1", "J2", "J3"], "submit_time": [0, 0, 0], "num_gpus": [2, 1, 2], "duration": [2, 8, 6]}
     frame = pl.DataFrame(
@@ -369,7 +375,7 @@ _PUBLISHED_LIMITS |= {(1_000_000,): 399_424, (3250, 57_600): 289_640}
 
 
 def limits_muri3() -> str:
-    from thebes.policy.tiresias import TiresiasL
+    from thebes.policy.orders.tiresias import TiresiasL
 
     trace = SHARED / "muri3_job.csv"
     rows: list[tuple[str, ...]] = []
@@ -387,7 +393,7 @@ def limits_muri3() -> str:
 
 def orders_muri3() -> str:
     """The orders inside a queue."""
-    from thebes.policy.tiresias import TiresiasL
+    from thebes.policy.orders.tiresias import TiresiasL
 
     cases = [(limits, order) for limits in ((3250, 7200), (200_000,)) for order in ("start", "first-start", "submit")]
     rows = (
@@ -401,7 +407,7 @@ def orders_muri3() -> str:
 
 
 def limits_philly() -> str:
-    from thebes.policy.tiresias import TiresiasL
+    from thebes.policy.orders.tiresias import TiresiasL
 
     rows = (
         _row(
@@ -428,7 +434,7 @@ _RELEASED = {
 
 
 def bare_muri3() -> str:
-    from thebes.policy.tiresias_compat import TiresiasCompat
+    from thebes.policy.orders.tiresias_compat import TiresiasCompat
 
     trace = SHARED / "muri3_job.csv"
     rows: list[tuple[str, ...]] = []
@@ -450,7 +456,7 @@ def _full(trace: object) -> str:
 
 def paper_baselines() -> str:
     """YARN-CS and Best-effort of the paper against Tiresias, on the Philly sample."""
-    from thebes.policy.tiresias import TiresiasL
+    from thebes.policy.orders.tiresias import TiresiasL
 
     best = TiresiasL(queue_limits=(200_000.0,))
     cases = (
@@ -468,7 +474,7 @@ def paper_baselines() -> str:
 
 
 def knobs_muri3() -> str:
-    from thebes.policy.tiresias import TiresiasL
+    from thebes.policy.orders.tiresias import TiresiasL
 
     def line(limits: tuple[float, ...], knob: int) -> tuple[str, ...]:
         policy = TiresiasL(queue_limits=limits, promote_knob=float(knob))

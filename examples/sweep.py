@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 import thebes
-from thebes.policy.tiresias import TiresiasL
+from thebes.policy.orders.tiresias import TiresiasL
 
 LIMITS = (3_250, 18_000, 57_600, 200_000, 1_000_000)  # GPU-seconds
 

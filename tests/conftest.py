@@ -2,34 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
+from kit.effort import register_profiles
+from kit.kernels import compile_ahead
+from kit.workloads import shared_data
 from thebes.sim import fast, loop
-from workloads import EFFORT, shared_data
 
 if TYPE_CHECKING:
-    from postgres_server import PostgresServer
+    from kit.api_world import World
+    from kit.command_line import Ran
+    from kit.postgres_server import PostgresServer
+    from thebes.store import Store
 
-# Compiled code is loaded inside the first example of a test; a deadline would measure that.
-# Nor is it a fault of ours how long a busy machine takes to draw one.
-# Examples are the same in every run, unless THEBES_TEST_EFFORT asks for more of them.
-settings.register_profile(
-    "thebes",
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    print_blob=True,
-    derandomize=EFFORT == 1,
+sys.path.append(str(Path(__file__).parents[1]))  # benchmarks/ is not part of the installed package
+
+# What is about behaviour is tested on both databases; `make test` leaves the second out, `make test-postgres` runs it.
+DATABASES = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+NewPlace = Callable[[], Path | str]
+
+register_profiles()
+
+
+# Where tests start processes or talk over sockets, in real time: they mostly wait, so `make test` runs more at once.
+LIVE = (
+    *("api", "client", "conformance", "docs", "e2e", "engine", "faults", "instance", "job", "node", "postgres", "ray"),
+    *("slurm", "trials", "upgrade"),
+    *("cli/test_cli_live_cluster.py", "cli/test_slurm_shims_live.py", "store/test_store_crashes.py"),
 )
-settings.load_profile("thebes")
+# Those of them that take longest are begun first.
+LONGEST = (
+    "trials/test_slurm_trial.py",
+    "trials/test_ray_trial.py",
+    "engine/test_calling_home.py",
+    "instance/test_instance_life.py",
+    "docs/test_docs.py",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "unchecked: this test compares with a run that leaves the checker out")
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        compile_ahead()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    rank = {here / name: number for number, name in enumerate(LONGEST)}
+    live = [here / name for name in LIVE]
+    for item in items:
+        if any(place in (item.path, *item.path.parents) for place in live):
+            item.add_marker("live")
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +75,7 @@ def every_simulation_is_checked(request: pytest.FixtureRequest, monkeypatch: pyt
         return call
 
     monkeypatch.setattr(fast, "memory_for", guarded(fast.memory_for))
-    monkeypatch.setattr(loop.Loop, "__init__", guarded(loop.Loop.__init__))
+    monkeypatch.setattr(loop.GeneralLoop, "__init__", guarded(loop.GeneralLoop.__init__))
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +89,7 @@ def shared() -> Path:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A real PostgreSQL server for all tests of this process. Tests that use it carry the mark `postgres`."""
-    from postgres_server import running_server
+    from kit.postgres_server import running_server
 
     with running_server() as server:
         yield server
@@ -69,8 +98,52 @@ def postgres() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def postgres_template(postgres: PostgresServer) -> str:
     """A database with the tables of an empty store, to be copied: quicker than to make them for each test."""
-    from thebes.server import store as db
+    from thebes import store as db
 
     name = postgres.new_database()
     db.Store.open(postgres.url(name)).close()
     return name
+
+
+@pytest.fixture(params=DATABASES, scope="session")
+def new_place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewPlace]:
+    """Gives the place of a new, empty store at each call: a path, or an address."""
+    if request.param == "sqlite":
+        yield lambda: tmp_path_factory.mktemp("store") / "store.db"
+        return
+    server, template = request.getfixturevalue("postgres"), request.getfixturevalue("postgres_template")
+    with pytest.MonkeyPatch.context() as patch:
+        # No transaction is broken off because this machine stood still in the middle of it.
+        patch.setattr("thebes.store.postgres.IDLE_IN_TRANSACTION_S", 600)
+        yield lambda: server.url(server.new_database(template))
+
+
+@pytest.fixture
+def place(new_place: NewPlace) -> Path | str:
+    return new_place()
+
+
+@pytest.fixture
+def store(place: Path | str) -> Iterator[Store]:
+    """An empty store in either database."""
+    from thebes.store import Store
+
+    with Store.open(place) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """One running server for all tests of a file."""
+    from kit.api_world import running_world
+
+    with running_world(tmp_path_factory.mktemp("world") / "instance") as started:
+        yield started
+
+
+@pytest.fixture
+def thebes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """The command line as a person meets it: arguments in; exit code, stdout and stderr out."""
+    from kit.command_line import run
+
+    return lambda *args: run(args, capsys, monkeypatch)

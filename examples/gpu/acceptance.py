@@ -21,7 +21,9 @@ from pathlib import Path
 import runs
 
 from thebes.model.errors import UserError
-from thebes.node import cuda, mps
+from thebes.node import cuda, host_memory, mps
+from thebes.node.cuda_decisions import CudaFailed, CudaRefused, DriverState, code_text
+from thebes.node.nvidia_driver import nvidia_driver
 
 LONG_KERNELS = """
 import itertools, torch
@@ -72,14 +74,14 @@ def refusal(pid: int, **options: int) -> str:
     """The reason for which a suspend is refused; an error when it is not refused."""
     try:
         took_s = cuda.suspend(pid, **options)
-    except cuda.CudaRefused as refused:
+    except CudaRefused as refused:
         return refused.reason
     cuda.resume(pid)
     raise AssertionError(f"it was suspended, in {took_s:.2f} s")
 
 
 def still_runs(run: runs.Run) -> None:
-    assert cuda.state(run.pid) is cuda.State.RUNNING, cuda.state(run.pid).name
+    assert cuda.state(run.pid) is DriverState.RUNNING, cuda.state(run.pid).name
     run.more_steps()
 
 
@@ -108,7 +110,7 @@ def suspend_and_resume(job: runs.Run) -> str:
     assert cuda.cuda_pids([os.getpid(), job.pid]) == [job.pid], "a suspended process must be found"
     time.sleep(2.0)
     left = sum(cuda.gpu_bytes(job.pid).values())
-    assert cuda.state(job.pid) is cuda.State.CHECKPOINTED
+    assert cuda.state(job.pid) is DriverState.CHECKPOINTED
     assert job.step == at, f"{job.step - at} steps while suspended"
     assert left < 16 << 20, f"{left >> 20} MiB left on the GPU"
     resume_s = cuda.resume(job.pid)
@@ -129,11 +131,11 @@ def rate_of(job: runs.Run) -> float:
 
 
 def caller_killed_after_lock(job: runs.Run) -> str:
-    driver = cuda.nvidia_driver()
+    driver = nvidia_driver()
     told = []
     for follow in (cuda.resume, cuda.suspend):
         code = driver.call("lock", job.pid, 10_000)
-        assert code == 0, cuda.code_text(code)
+        assert code == 0, code_text(code)
         told.append(f"{cuda.state(job.pid).name} then {follow.__name__}")
         follow(job.pid)
         cuda.resume(job.pid)
@@ -147,7 +149,7 @@ def lock_timeout() -> str:
             took_s = cuda.suspend(job.pid, lock_timeout_ms=1)
             said = f"suspended in {took_s:.2f} s: the lock does not wait for a kernel of one second"
             cuda.resume(job.pid)
-        except cuda.CudaRefused as refused:
+        except CudaRefused as refused:
             said = refused.reason
         still_runs(job)
         return said
@@ -155,14 +157,14 @@ def lock_timeout() -> str:
 
 def killed_while_suspended(gib: float) -> str:
     with started(runs.train("victim", "--gib", str(gib))) as job:
-        before = cuda.host_free_bytes(os.getpid())
+        before = host_memory.host_free_bytes(os.getpid())
         cuda.suspend(job.pid)
-        during = cuda.host_free_bytes(os.getpid())
+        during = host_memory.host_free_bytes(os.getpid())
         job.end()
         deadline_s = time.monotonic() + 10
-        while cuda.host_free_bytes(os.getpid()) < before and time.monotonic() < deadline_s:
+        while host_memory.host_free_bytes(os.getpid()) < before and time.monotonic() < deadline_s:
             time.sleep(0.1)
-        after = cuda.host_free_bytes(os.getpid())
+        after = host_memory.host_free_bytes(os.getpid())
         assert after > during, "its host memory did not come back"
         return f"host memory free: {before >> 20} MiB, suspended {during >> 20} MiB, killed {after >> 20} MiB"
 
@@ -173,7 +175,7 @@ def gpu_full_at_resume(job: runs.Run) -> str:
         try:
             cuda.resume(job.pid)
             raise AssertionError("it was resumed although the GPU was full")
-        except cuda.CudaRefused as refused:
+        except CudaRefused as refused:
             reason = refused.reason
     resume_s = cuda.resume(job.pid)
     still_runs(job)
@@ -187,10 +189,10 @@ def gpu_full_at_restore(job: runs.Run) -> str:
         try:
             cuda.resume(job.pid, needs={})
             raise AssertionError("it was resumed although the GPU was full")
-        except cuda.CudaFailed as failed:
+        except CudaFailed as failed:
             reason = failed.reason
-    again = cuda.nvidia_driver().call("restore", job.pid, 0)
-    return f"failed: {reason}; a second restore, with room: {cuda.code_text(again)}"
+    again = nvidia_driver().call("restore", job.pid, 0)
+    return f"failed: {reason}; a second restore, with room: {code_text(again)}"
 
 
 def under_mps(gib: float) -> str:
@@ -237,10 +239,10 @@ def managed_memory() -> str:
             cuda.resume(job.pid)
             still_runs(job)
             return "suspended and resumed"
-        except cuda.CudaRefused as refused:
+        except CudaRefused as refused:
             still_runs(job)
             return f"refused, and it goes on: {refused.reason}"
-        except cuda.CudaFailed as failed:
+        except CudaFailed as failed:
             return f"failed, to be restarted: {failed.reason}"
 
 
@@ -257,8 +259,8 @@ def main() -> None:
     runs.need_torch()
     before_mib, begun_s = resident_mib(), time.monotonic()
     try:
-        cuda.nvidia_driver()
-    except cuda.CudaRefused as refused:
+        nvidia_driver()
+    except CudaRefused as refused:
         raise SystemExit(refused.reason) from None
     opening = {
         "open_s": time.monotonic() - begun_s,
@@ -273,7 +275,7 @@ def main() -> None:
             ok, detail = True, try_it()
         except UserError as error:
             ok, detail = False, f"not tried: {error}"
-        except (AssertionError, cuda.CudaRefused, cuda.CudaFailed, SystemExit) as error:
+        except (AssertionError, CudaRefused, CudaFailed, SystemExit) as error:
             ok, detail = False, f"{type(error).__name__}: {error}"
         results.append({"case": name, "ok": ok, "detail": detail})
         print(f"{'ok    ' if ok else 'NOT OK'} {name}: {detail}")

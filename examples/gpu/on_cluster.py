@@ -27,8 +27,8 @@ from typing import Any
 
 import runs
 
-from thebes.engine.contract import Engine, GpusTaken, Launch, NodeChange, NodeFacts, Part, Refused, Report
-from thebes.engine.site import Site
+from thebes.engine.site import EngineSite
+from thebes.protocol.contract import Engine, GpusTaken, Launch, NodeChange, NodeFacts, Part, Refused, Report
 
 TRAIN = runs.HERE.parent / "train" / "torch_ddp.py"
 SOURCE = runs.HERE.parent.parent / "src"
@@ -222,7 +222,7 @@ async def shared_with_others(told: Told, partition: str) -> dict[str, Any]:
 
 
 def make_engine(kind: str, facts: NodeFacts, options: argparse.Namespace, folder: Path) -> Engine:
-    site = Site(
+    site = EngineSite(
         instance_id=secrets.token_hex(4),
         key=secrets.token_bytes(32),
         epoch=1,
@@ -235,21 +235,21 @@ def make_engine(kind: str, facts: NodeFacts, options: argparse.Namespace, folder
         ray_address=options.address,
     )
     if kind == "slurm":
-        from thebes.engine.slurm import SlurmEngine
+        from thebes.engine.slurm.engine import SlurmEngine
 
         return SlurmEngine(site)
-    from thebes.engine.ray import RayEngine
+    from thebes.engine.ray.engine import RayEngine
 
     return RayEngine(site)
 
 
 def chosen_node(kind: str, options: argparse.Namespace) -> NodeFacts:
     if kind == "slurm":
-        from thebes.engine.slurm_nodes import discover
+        from thebes.engine.slurm.nodes import discover
 
         found = discover(options.partition, "")
     else:
-        from thebes.engine.ray_nodes import discover as ask_ray
+        from thebes.engine.ray.nodes import discover as ask_ray
 
         found = ask_ray(options.address)
     return next((facts for facts in found if facts.name == options.node), found[0])

@@ -2,7 +2,7 @@
 
     python examples/gpu/packing.py [--window-s 10] [--json OUT]
 
-Step rates are read from the jobs' log lines; the verdict is that of `thebes.node.packing`, as in the live cluster. Two
+Step rates are read from the jobs' log lines; the verdict is that of `thebes.live.packing`, as in the live cluster. Two
 pairs are tried: two jobs that fill the GPU, and two whose kernels are small.
 """
 
@@ -16,8 +16,11 @@ from pathlib import Path
 
 import runs
 
+from thebes.live import packing
 from thebes.model.errors import UserError
-from thebes.node import cuda, mps, packing
+from thebes.node import mps
+from thebes.node.cuda_decisions import CudaRefused
+from thebes.node.nvidia_driver import nvidia_driver
 
 PAIRS = {
     "large kernels": ("--gib", "4", "--width", "8192", "--batch", "8192", "--every", "5"),
@@ -31,9 +34,9 @@ def main() -> None:
     parser.add_argument("--json", help="write all figures to this file")
     args = parser.parse_args()
     runs.need_torch()
-    rules = packing.Rules(min_window_s=args.window_s)
+    rules = packing.PackingRules(min_window_s=args.window_s)
     try:
-        cuda.nvidia_driver()
+        nvidia_driver()
         machine = runs.machine()
         print("machine: " + ", ".join(f"{key} {value}" for key, value in machine.items()))
         with tempfile.TemporaryDirectory(prefix="thebes-mps-") as folder:
@@ -42,7 +45,7 @@ def main() -> None:
                 pairs = [pair(name, options, daemon, rules) for name, options in PAIRS.items()]
             finally:
                 mps.stop(daemon)
-    except (cuda.CudaRefused, UserError) as error:
+    except (CudaRefused, UserError) as error:
         raise SystemExit(str(error)) from None
     print(f"\n{'pair':<16}{'mode':<14}{'alone a':>9}{'alone b':>9}{'a':>9}{'b':>9}{'sum':>7}  verdict")
     for one in pairs:
@@ -55,7 +58,7 @@ def main() -> None:
     runs.write(args.json, {"what": "packing of two jobs on one GPU", "machine": machine, "pairs": pairs})
 
 
-def pair(name: str, options: tuple[str, ...], daemon: mps.Mps, rules: packing.Rules) -> dict[str, object]:
+def pair(name: str, options: tuple[str, ...], daemon: mps.Mps, rules: packing.PackingRules) -> dict[str, object]:
     print(f"\n{name}: {' '.join(options)}")
     alone = {}
     for job, seed in (("a", "1"), ("b", "2")):
@@ -72,7 +75,7 @@ def pair(name: str, options: tuple[str, ...], daemon: mps.Mps, rules: packing.Ru
     return {"pair": name, "options": options, "alone_steps_per_s": alone, "modes": modes}
 
 
-def rate_of(run: runs.Run, rules: packing.Rules) -> float:
+def rate_of(run: runs.Run, rules: packing.PackingRules) -> float:
     """Steps per second over one window, once the job has settled."""
     run.first_step()
     from_s = time.monotonic() + rules.settle_s
@@ -81,7 +84,7 @@ def rate_of(run: runs.Run, rules: packing.Rules) -> float:
 
 
 def together(
-    mode: str, options: tuple[str, ...], env: Mapping[str, str], alone: Mapping[str, float], rules: packing.Rules
+    mode: str, options: tuple[str, ...], env: Mapping[str, str], alone: Mapping[str, float], rules: packing.PackingRules
 ) -> dict[str, object]:
     """Packs both jobs, judges, and lets one leave when it does not pay."""
     jobs = {job: runs.train(job, "--seed", seed, *options, env=env) for job, seed in (("a", "1"), ("b", "2"))}
@@ -111,7 +114,9 @@ def together(
             run.end()
 
 
-def judge_live(jobs: Mapping[str, runs.Run], alone: Mapping[str, float], rules: packing.Rules) -> packing.Verdict:
+def judge_live(
+    jobs: Mapping[str, runs.Run], alone: Mapping[str, float], rules: packing.PackingRules
+) -> packing.Verdict:
     pack = packing.Packing(tuple(jobs))
     from_s = time.monotonic() + rules.settle_s
     deadline_s = from_s + 20 * rules.min_window_s

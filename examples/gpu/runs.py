@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from thebes.node.packing import Sample, Window, window
+from thebes.live.packing import StepSample, Window, window
 
 HERE = Path(__file__).parent
 TRAIN = (sys.executable, str(HERE / "train_plain.py"))
@@ -85,7 +85,7 @@ class Run:
         return self.step - before
 
     def measure(self, from_s: float, to_s: float) -> Window:
-        return window([Sample(line.time_s, line.step) for line in list(self.lines)], from_s, to_s)
+        return window([StepSample(line.time_s, line.step) for line in list(self.lines)], from_s, to_s)
 
     def losses(self) -> dict[int, str]:
         return {line.step: line.loss for line in list(self.lines)}

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 import runs
 
 from thebes.node import cuda
+from thebes.node.cuda_decisions import CudaFailed, CudaRefused, next_quantum_s
+from thebes.node.nvidia_driver import NvidiaDriver, nvidia_driver
 
 
 @dataclass(frozen=True)
@@ -73,16 +75,16 @@ def main() -> None:
     args = parser.parse_args()
     runs.need_torch()
     try:
-        driver = cuda.nvidia_driver()
+        driver = nvidia_driver()
         figures = slices(driver, args.slices, args.slice_s, args.gib)
-    except (cuda.CudaRefused, cuda.CudaFailed) as error:
+    except (CudaRefused, CudaFailed) as error:
         raise SystemExit(f"{type(error).__name__}: {error.reason}") from None
     runs.write(args.json, figures)
     if not figures["ok"]:
         raise SystemExit("FAILED: see above")
 
 
-def slices(driver: cuda.NvidiaDriver, count: int, slice_s: float, gib: float) -> dict[str, object]:
+def slices(driver: NvidiaDriver, count: int, slice_s: float, gib: float) -> dict[str, object]:
     machine = runs.machine()
     print("machine: " + ", ".join(f"{key} {value}" for key, value in machine.items()))
     idle_mib = mib(driver.gpu_free_bytes())
@@ -148,7 +150,7 @@ def slices(driver: cuda.NvidiaDriver, count: int, slice_s: float, gib: float) ->
     print(f"{'suspend, median':<44}{suspend_s:.2f} s ({suspend_s / held_gib:.2f} s/GiB)")
     print(f"{'resume, median':<44}{resume_s:.2f} s ({resume_s / held_gib:.2f} s/GiB)")
     print(f"{'cold start to the first line, for comparison':<44}{min(cold_start_s):.1f}-{max(cold_start_s):.1f} s")
-    quantum_s = cuda.next_quantum_s(suspend_s, resume_s)
+    quantum_s = next_quantum_s(suspend_s, resume_s)
     print(f"{'slice in which a switch costs at most 5 %':<44}{quantum_s:.0f} s")
     rates = [one.steps_per_s for one in made]
     print(f"{'steps/s in the slices':<44}{', '.join(f'{rate:.1f}' for rate in rates)}")

@@ -23,26 +23,28 @@ if TYPE_CHECKING:
     from thebes.model.view import View
     from thebes.policy.base import Policy
     from thebes.policy.fill import fill
+    from thebes.policy.seating import place
+    from thebes.report.result import Result
     from thebes.sim.costs import Costs
-    from thebes.sim.result import Result
     from thebes.sim.simulate import simulate
     from thebes.trace import sample_path as sample_trace
     from thebes.trace.cluster_file import read_cluster
     from thebes.trace.reader import read as read_trace
 
-_HOME = {
+_MODULE_OF = {
     "AsyncClient": "thebes.client",
     "Client": "thebes.client",
     "Cluster": "thebes.model.cluster",
     "Costs": "thebes.sim.costs",
     "Decision": "thebes.model.decision",
     "Policy": "thebes.policy.base",
-    "Result": "thebes.sim.result",
+    "Result": "thebes.report.result",
     "Trace": "thebes.model.trace",
     "UserError": "thebes.model.errors",
     "View": "thebes.model.view",
     "fill": "thebes.policy.fill",
     "parameter": "thebes.model.parameters",
+    "place": "thebes.policy.seating",
     "read_cluster": "thebes.trace.cluster_file",
     "simulate": "thebes.sim.simulate",
 }
@@ -61,6 +63,7 @@ __all__ = [
     "View",
     "fill",
     "parameter",
+    "place",
     "read_cluster",
     "read_trace",
     "sample_trace",
@@ -69,7 +72,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    module, attribute = _RENAMED.get(name) or (_HOME.get(name), name)
+    module, attribute = _RENAMED.get(name) or (_MODULE_OF.get(name), name)
     if module is None:
         raise AttributeError(f"module 'thebes' has no attribute '{name}'")
     value = globals()[name] = getattr(import_module(module), attribute)

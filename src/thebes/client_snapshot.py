@@ -1,8 +1,8 @@
-"""A copy of the work directory as one archive: the same files always give the same digest.
+"""A copy of the work directory as one archive; the same files always give the same digest.
 
-Left out: version control, caches, virtual environments, what git ignores where the folder is part of a git repository,
-and whatever a `.thebesignore` in the folder names (one shell pattern per line, matched against the relative path and
-the bare name).
+The copy leaves out version control, caches, virtual environments, what git ignores if the folder is part of a git
+repository, and what a `.thebesignore` in the folder names (one shell pattern per line, matched against the relative
+path and the bare name).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _chosen(base: Path) -> Iterator[Path]:
 
 
 def _ignored_by_git(base: Path) -> set[Path]:
-    """Files and whole folders that git ignores; none where there is no repository, or no git."""
+    """Files and whole folders that git ignores; none if there is no repository, or no git."""
     asked = ["git", "-C", str(base), "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"]
     try:
         found = subprocess.run(asked, capture_output=True, timeout=60, check=True).stdout
@@ -91,10 +91,13 @@ def _ignored(path: Path, base: Path, patterns: tuple[str, ...]) -> bool:
 
 
 def _add(archive: tarfile.TarFile, base: Path, path: Path) -> None:
-    """Files, folders and links inside the folder; sockets, pipes and links that lead out are left out."""
+    """Add a file, folder or link inside the folder; sockets, pipes and links that lead out are left out."""
     inside = str(path.relative_to(base))
     info = archive.gettarinfo(path, arcname=inside)
-    if info is None or not (info.isreg() or info.isdir() or info.issym() or info.islnk()):
+    # For a socket it is None, whatever its type says.
+    if info is None or not (  # pyright: ignore[reportUnnecessaryComparison]
+        info.isreg() or info.isdir() or info.issym() or info.islnk()
+    ):
         return
     if info.issym() and not _stays_inside(inside, info.linkname):
         return

@@ -1,9 +1,9 @@
-"""Where the cluster is and who asks: from arguments, environment variables or an instance folder.
+"""The address of the cluster and the token of the asker: from arguments, environment variables or an instance folder.
 
-In this order: `url`, `dir`, THEBES_URL, THEBES_DIR, ~/.thebes. With an address the token comes from `token`,
-THEBES_TOKEN or the file THEBES_TOKEN_FILE; with a folder it lies in that folder unless one is given. A server with a
-certificate of its own is believed if THEBES_CA_FILE names it, or the folder does. Where several controllers share a
-cluster, the address may be several with commas between them.
+They are looked for in this order: `url`, `dir`, THEBES_URL, THEBES_DIR, ~/.thebes. With an address the token comes from
+`token`, THEBES_TOKEN or the file THEBES_TOKEN_FILE; with a folder it lies in that folder, unless one is given. A server
+with a certificate of its own is trusted if THEBES_CA_FILE names it, or the folder does. Where several controllers share
+a cluster, there may be several addresses with commas between them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thebes.model.errors import UserError
-from thebes.node.instance import Instance
+from thebes.protocol.instance import Instance
 
 if TYPE_CHECKING:
     import ssl
@@ -27,11 +27,11 @@ class Target:
     url: str
     token: str
     dir: Path | None = None
-    certificate: str | None = None  # the server's own, or that of who signed it
+    certificate: str | None = None  # the server's own, or that of its signer
     followed: bool = False  # a standby has sent us there
 
     def tls(self) -> ssl.SSLContext | bool:
-        """How to check the server. To load certificates takes a while, so plain HTTP does without."""
+        """How to check the server. Loading certificates takes a while, so plain HTTP does without."""
         if not self.url.startswith("https:"):
             return False
         import ssl
@@ -40,7 +40,7 @@ class Target:
             context = ssl.create_default_context(cafile=self.certificate)
         except OSError as error:
             raise UserError(f"cannot use the certificate {self.certificate}: {error.strerror or error}") from None
-        # In an instance's own folder lies the server's own certificate: it, and not the name in it, says who that is.
+        # An instance's own folder holds the server's own certificate, which we trust instead of the name in it.
         context.check_hostname = self.dir is None
         return context
 
@@ -56,7 +56,7 @@ class Target:
         return replace(self, url=_checked_url(url), followed=True)
 
     def may_come_back(self) -> bool:
-        """Whether somebody is there who could start the controller again; of another machine nobody can say."""
+        """Whether a keeper lives that could start the controller again; for another machine that is unknown."""
         if self.dir is None or self.followed:
             return True
         found = Instance(self.dir)
@@ -66,7 +66,7 @@ class Target:
 def find_target(
     url: str | None = None, token: str | None = None, folder: str | os.PathLike[str] | None = None, *, turn: int = 0
 ) -> Target:
-    """The cluster to talk to; of several addresses the one whose turn it is."""
+    """The cluster to talk to; of several addresses, the one whose turn it is."""
     if url is None and folder is None:
         url = os.environ.get("THEBES_URL") or None
     if url is not None:
@@ -82,7 +82,7 @@ def find_target(
 
 
 def not_running(target: Target) -> UserError:
-    """The one message for "there is nobody to talk to"."""
+    """The one message for a cluster that does not answer."""
     assert target.dir is not None
     return _not_running_in(target.dir)
 

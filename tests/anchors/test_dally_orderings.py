@@ -5,14 +5,9 @@ The 500 jobs are those of `benchmarks.dally_reproduction`; docs/reproduction.md 
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2]))
-
 from benchmarks.dally_reproduction import MODELS, SIZES, figures, jobs, run
 
 from thebes.policy import find

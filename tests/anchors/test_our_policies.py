@@ -14,10 +14,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from kit.workloads import shared_data
 from thebes import read_cluster, read_trace, simulate
 from thebes.model.trace import Trace
 from thebes.sim.costs import FREE_OF_COST
-from workloads import shared_data
 
 TIRESIAS = shared_data() / "tiresias"
 OURS = {"fifo": "fifo", "fjf": "backfill", "sjf": "sjf", "shortest": "srtf", "shortest-gpu": "srsf"}

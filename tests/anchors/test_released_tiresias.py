@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kit.workloads import shared_data
 from thebes.model.errors import UserError
 from thebes.sim import released_gandiva
 from thebes.sim import released_tiresias as released
 from thebes.sim.released_tiresias import ClusterShape, ReleasedRun, run_released
 
 SHIPPED = Path(__file__).parent / "data"
-SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "tiresias"
+SHARED = shared_data() / "tiresias"
 FIGURES = ("avg_jct", "median_jct", "p95_jct", "p99_jct", "makespan", "preemptions", "promotions")
 SHAPES = {
     "n1g4.csv": ClusterShape(1, 1, 4, 40, 256),

@@ -24,10 +24,10 @@ from benchmarks.rubick import (
     workload,
 )
 
+from kit.workloads import shared_data
 from thebes.perf.plans.site import A800, site_of
 from thebes.trace import read
 from thebes.trace.cluster_file import read_cluster
-from workloads import shared_data
 
 BASE, BP, MT = WORKLOADS
 

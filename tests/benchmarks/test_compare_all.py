@@ -22,7 +22,7 @@ from benchmarks.compare_all import (
 )
 from rich.console import Console
 
-from thebes.model.view import PLANS
+from thebes.model.facts import PLANS
 from thebes.policy import registry
 
 

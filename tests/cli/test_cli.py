@@ -14,6 +14,7 @@ import pytest
 from thebes.perf import registry as perf_registry
 from thebes.policy import registry
 from thebes.report.metrics import REQUIRED_KEYS
+from thebes.sim import warmup
 
 TEN = ("philly-sample", "--cluster", "8x8", "--limit", 10)
 
@@ -63,6 +64,15 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
     command = f"{sys.executable} -c 'from thebes.cli import main; main()' policies | true"
     ran = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
     assert ran.stderr == ""
+
+
+def test_a_first_run_says_that_it_compiles_and_how_long_it_takes(thebes, monkeypatch, tmp_path: Path) -> None:
+    """Given a cache folder without marks, the first run tells about compiling, the second one does not."""
+    monkeypatch.setattr(warmup, "cache_folder", lambda: tmp_path)
+    first, second = (thebes("simulate", *TEN, "--policy", "fifo") for _ in range(2))
+    assert "Compiling the simulator for this machine (once per version, about 20 s) …\n" in first.err
+    assert re.search(r"^Compiled in \d+ s\.$", first.err, re.MULTILINE)
+    assert "ompil" not in second.err
 
 
 def test_version(thebes) -> None:
@@ -249,6 +259,7 @@ BAD = {
     "bad order": ((*TEN, "--policy", "tiresias-l", "--set", "order=lifo"), "order is start, first-start, submit"),
     "not a setting": ((*TEN, "--policy", "fifo", "--set", "x"), "--set x: not KEY=VALUE"),
     "no such part": ((*TEN, "--policy", "fifo", "--set", "plac.x=1"), "there is no 'plac' in this run"),
+    "an option that is gone": ((*TEN, "--policy", "fifo", "--fractional"), "No such option: --fractional"),
     "unknown placement": ((*TEN, "--policy", "fifo", "--placement", "random2"), "did you mean 'random'?"),
     "unknown perf": ((*TEN, "--policy", "fifo", "--perf", "tier"), "did you mean 'tiers'?"),
     "unknown cost": ((*TEN, "--policy", "fifo", "--set", "cost.resume=1"), "did you mean 'resume_s'?"),
@@ -259,7 +270,6 @@ BAD = {
     "near prefix": ((*TEN, "--policy", "fifo", "--set", "contension.eta=1"), "did you mean 'contention'?"),
     "unknown network": ((*TEN, "--policy", "fifo", "--network", "10gb"), "did you mean '10gbe'?"),
     "few speeds": ((*TEN, "--policy", "fifo", "--set", "perf.skewed=1,1"), "needs 4 speeds"),
-    "fractional": ((*TEN, "--policy", "fifo", "--fractional"), "does not share a GPU between jobs"),
     "sample file": ((*TEN, "--policy", "gittins", "--set", "samples_file=nowhere.csv"), "cannot read samples"),
     "no trace": (("nowhere.csv", "--cluster", "8x8", "--policy", "fifo"), "no such file"),
     "near trace": (("philly-sampel", "--cluster", "8x8", "--policy", "fifo"), "philly-sample"),

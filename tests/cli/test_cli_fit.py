@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.workloads import shared_data
 from thebes.perf.plans.fit import predict
 from thebes.perf.plans.measured import samples_of
 from thebes.perf.plans.site import A800
@@ -16,7 +17,7 @@ from thebes.perf.plans.timing import Constants
 from thebes.perf.plans.transformer import catalogue, from_toml
 
 HEADER = "model,plan,gpus,nodes,cpus,iteration_s,placement"
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "profiles"
+SHARED = shared_data() / "profiles"
 published = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data do not lie beside the checkout")
 OWN_MODEL = """
 layers = 8

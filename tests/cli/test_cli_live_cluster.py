@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from kit.waiting import PATIENCE_S, until
 from thebes.cli.live import ACTIVE, WAITING
 from thebes.client import Client, ServerError
 
 THEBES = (sys.executable, "-c", "import thebes.cli; thebes.cli.main()")
-PATIENCE_S = 120  # costs nothing where things go as they should
 UNTIL_GO = "while [ ! -e go ]; do sleep 0.05; done"  # a job that ends when told
 
 
@@ -82,13 +81,6 @@ def finished(live, submit) -> Callable[..., str]:
 
 def show(live, job: str) -> dict[str, Any]:
     return json.loads(live("show", job, "-o", "json").out)
-
-
-def until(condition: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {within_s} s: {what}"
-        time.sleep(0.02)
 
 
 def state_of(live, job: str) -> str:

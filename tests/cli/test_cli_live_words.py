@@ -10,15 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 
 from thebes.cli import COMMANDS, build
-from thebes.cli.follow import told_of
+from thebes.cli.follow import event_words
 from thebes.cli.jobs import _end_of, job_table, jobs_page
 from thebes.cli.nodes import node_table
 from thebes.cli.screen import clean, duration, table
-from thebes.cli.submit import plan_lines
+from thebes.cli.submit import ALSO_OF_SCRIPTS, plan_lines
+from thebes.jobspec.jobfile import file_schema
 from thebes.model.errors import UserError
-from thebes.server.jobfile import file_schema
 
 
 @pytest.fixture(autouse=True)
@@ -124,9 +125,17 @@ def test_errors_of_a_job_file_name_file_and_line(thebes, nowhere: Path) -> None:
 def test_options_after_the_command_are_pointed_out(thebes, nowhere: Path) -> None:
     (nowhere / "train.sh").write_text("#!/bin/bash\necho hi\n")
     assert "--gpus comes after train.sh and is passed to it" in thebes("submit", "train.sh", "--gpus", "4").err
+    assert "--no-pack comes after train.sh" in thebes("submit", "train.sh", "--no-pack").err
+    assert "comes after" not in thebes("submit", "train.sh", "--model", "gpt-2", "--output=x", "--", "--gpus").err
     (nowhere / "job.yaml").write_text("run: x")
     ran = thebes("submit", "job.yaml", "--gpus", "4")
     assert "thebes submit --gpus 4 job.yaml" in ran.err
+
+
+def test_what_scripts_have_as_well_are_options_of_submit() -> None:
+    params = typer.main.get_group(build(["submit"])).commands["submit"].params
+    ours = {name for option in params for name in option.opts}
+    assert ours > ALSO_OF_SCRIPTS
 
 
 def test_several_bad_ids_are_each_told(thebes) -> None:
@@ -291,9 +300,9 @@ def test_plans_in_words() -> None:
 
 def test_events_in_words() -> None:
     event = {"kind": "preempted", "job_id": "3", "actor": "", "detail": {"for_jobs": ["7"], "policy": "srtf"}}
-    assert told_of(event) == "for job 7, by srtf"
-    assert told_of({"job_id": "3", "actor": "ann", "detail": {"on": {"n0": [0, 1]}}}) == "on n0:0,1, by ann"
-    assert told_of({"job_id": "3", "detail": {"took_s": 0.25, "waited_s": 90}}) == "took 0.25s, waited 1m 30s"
+    assert event_words(event) == "for job 7, by srtf"
+    assert event_words({"job_id": "3", "actor": "ann", "detail": {"on": {"n0": [0, 1]}}}) == "on n0:0,1, by ann"
+    assert event_words({"job_id": "3", "detail": {"took_s": 0.25, "waited_s": 90}}) == "took 0.25s, waited 1m 30s"
 
 
 def test_nodes_in_a_table() -> None:

@@ -18,10 +18,11 @@ import pytest
 
 from thebes.cli.slurm import commands, sbatch, scancel, scontrol, sinfo, squeue
 from thebes.cli.slurm.formats import lines_of, long_span, parse_format, parse_long_format, span
-from thebes.cli.slurm.jobs import REASONS, Job, ids_of, reason_of, states_of, together
-from thebes.cli.slurm.options import Option, Stop, folded, parse, unfolded
+from thebes.cli.slurm.jobs import REASONS, QueueLine, ids_of, reason_of, states_of, together
+from thebes.cli.slurm.options import Stop, folded, parse, unfolded
+from thebes.jobspec.slurm_options import Option
+from thebes.live.array_limits import kept_back
 from thebes.model import decision
-from thebes.server.array_limits import kept_back
 
 RECORDED = Path(__file__).parent / "recorded_slurm"
 NOW = 1_794_781_000.0
@@ -40,7 +41,7 @@ def recorded(name: str) -> list[str]:
     return text.replace("     main ", "   thebes ").splitlines()
 
 
-def job(number: str, **more: Any) -> Job:
+def job(number: str, **more: Any) -> QueueLine:
     array, _, index = number.partition("_")
     facts: dict[str, Any] = {
         "id": number, "array_id": array if index else None, "array_index": int(index) if index else None,
@@ -52,12 +53,12 @@ def job(number: str, **more: Any) -> Job:
     held = more.get("gpus_held")
     if held:
         facts |= {"state": "running", "reason": "", "first_start_s": NOW - 3.5, "incarnation": 1}
-    found = Job({**facts, **more})
+    found = QueueLine({**facts, **more})
     found.details = {"spec": {"time_s": limit_s, "workdir": "/w"}, "attempts": []}
     return found
 
 
-def queue() -> list[Job]:
+def queue() -> list[QueueLine]:
     """The jobs that Slurm had when its output was recorded."""
     arr = {"name": "arr", "gpus": 2}
     return [
@@ -75,11 +76,11 @@ def queue() -> list[Job]:
     ]
 
 
-def shown(text: str, jobs: list[Job], order: str = "P,t,-p") -> list[str]:
+def shown(text: str, jobs: list[QueueLine], order: str = "P,t,-p") -> list[str]:
     return lines_of(parse_format("squeue", text, squeue.FIELDS), squeue.sorted_jobs(jobs, order), heading=True)
 
 
-def grouped() -> list[Job]:
+def grouped() -> list[QueueLine]:
     lines = together(queue())
     for line in lines:
         line.details = line.details or {"spec": {}, "attempts": []}
@@ -648,7 +649,7 @@ def test_a_real_slurm_is_neither_overwritten_nor_hidden_silently(thebes, tmp_pat
 
 
 def test_the_engine_for_slurm_finds_the_real_commands(thebes, tmp_path):
-    from thebes.engine.slurm_commands import clean_env
+    from thebes.engine.slurm.client import clean_env
 
     thebes("shims", "install", tmp_path / "mine")
     env = clean_env({"PATH": f"{tmp_path / 'mine'}:/usr/bin::/nowhere", "THEBES_DIR": "x"})

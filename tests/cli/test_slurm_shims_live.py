@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kit.waiting import until
 from thebes.cli.slurm import commands
 
 THEBES = (sys.executable, "-c", "import thebes.cli; thebes.cli.main()")
@@ -45,13 +46,6 @@ def slurm(instance: Path, thebes: Callable[..., Any], tmp_path: Path, monkeypatc
     yield run
     run("scancel", "--me")
     until(lambda: run("squeue", "-h").out == "", "all jobs are gone")
-
-
-def until(condition: Callable[[], bool], what: str, within_s: float = 120.0) -> None:
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {within_s} s: {what}"
-        time.sleep(0.05)
 
 
 def submitted(ran: Any) -> str:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-for folder in (HERE, HERE.parent, HERE.parent / "node", HERE.parent / "slurm", HERE.parent / "ray"):
-    sys.path.insert(0, str(folder))
-
-from worlds import WORLDS, World, world_of  # noqa: E402
+from kit.engine_worlds import WORLDS, World, world_of
 
 
 @pytest.fixture(

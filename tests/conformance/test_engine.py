@@ -6,24 +6,17 @@ One set of tests for local, Slurm and Ray. Nothing here knows which of them it t
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from worlds import GPUS, PATIENCE_S, World, fresh_job, opened, processes_of, python
 
-from thebes.engine.contract import Launch, Refused
+from kit.engine_worlds import GPUS, World, fresh_job, opened, processes_of, python
+from kit.scripts import SAVES
+from kit.waiting import PATIENCE_S, until_async
+from thebes.protocol.contract import Launch, Refused
 
 NEVER_ENDS = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.05)"
-SAVES = """
-import os, signal, time
-def save(*_):
-    os.write(1, b"saved\\n"); os._exit(85)
-signal.signal(signal.SIGUSR1, save)
-print("ready", flush=True)
-while True: time.sleep(0.05)
-"""
 WORDS = """
 import os
 names = ("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK CUDA_VISIBLE_DEVICES THEBES_JOB_ID THEBES_INCARNATION "
@@ -257,10 +250,7 @@ def test_jobs_outlive_their_controller_and_the_next_one_finds_them(world: World)
             for rank in (0, 1):
                 await told.printed(runs, "ready", rank)
             first = set(processes_of(runs))
-        deadline = time.monotonic() + PATIENCE_S
-        while processes_of(ends):  # while there is no controller
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
+        await until_async(lambda: not processes_of(ends), "it ends while there is no controller", every_s=0.05)
         async with opened(world) as told:
             known = {(r.job_id, r.node): r for r in await told.engine.reports()}
             for part in runs.parts:

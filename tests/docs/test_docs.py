@@ -20,7 +20,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,15 +31,17 @@ import pytest
 from typer.testing import CliRunner
 
 import thebes
-from components import require
+from kit.components import require
+from kit.waiting import until
+from kit.workloads import shared_data
 from thebes.cli import app
 from thebes.model.cluster import from_toml
-from thebes.node.shims import NAMES as SHIMS
 from thebes.policy import registry
-from workloads import shared_data
+from thebes.protocol.shims import NAMES as SHIMS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+OUTSIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = [*(ROOT / name for name in OUTSIDE), *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"(?P<marks>(?:<!--[^>]*-->\n)*)```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 ON = re.compile(r"<!-- on: (\w+) -->")
 WRITE, RUN_WITH = re.compile(r"<!-- write: (\S+) -->"), re.compile(r"<!-- run with: (\S+) -->")
@@ -164,14 +165,13 @@ def cluster_pages() -> Iterator[Any]:
 def on_a_cluster(where: str) -> Iterator[dict[str, str]]:
     """What the environment needs to hold for commands to find it."""
     require(where)
-    sys.path.append(str(ROOT / "tests" / where))
     if where == "slurm":
-        from slurm_cluster import slurm_cluster
+        from kit.slurm_cluster import slurm_cluster
 
         with slurm_cluster(nodes=4) as slurm:
             yield slurm.env
     else:
-        from ray_cluster import RayCluster
+        from kit.ray_cluster import RayCluster
 
         with RayCluster() as ray:
             yield {"RAY": ray.address}
@@ -222,11 +222,8 @@ def run_commands(text: str, blocks: list[Block], folder: Path) -> None:
 
 
 def until_it_runs(job: str) -> None:
-    deadline_s = time.monotonic() + 120.0
     with thebes.Client() as client:
-        while client.job(job)["state"] != "running":
-            assert time.monotonic() < deadline_s, f"job {job} does not start"
-            time.sleep(0.02)
+        until(lambda: client.job(job)["state"] == "running", f"job {job} starts")
 
 
 def test_every_command_of_the_program_is_shown_somewhere() -> None:
@@ -350,6 +347,18 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = (page.parent / file).resolve() if file else page
         assert target.exists(), link
         assert not heading or heading in anchors(target), link
+
+
+NAMED_TEST = re.compile(r"`((?:tests/)?[\w/]*test_\w+\.py|tests/[\w/]+)`")
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
+def test_named_tests_exist(page: Path) -> None:
+    for named in NAMED_TEST.findall(page.read_text(encoding="utf-8")):
+        if named.startswith("tests/"):
+            assert (ROOT / named).exists(), named
+        else:  # a second file of the folder named just before
+            assert list((ROOT / "tests").rglob(named)), named
 
 
 def test_the_picture_is_small() -> None:

@@ -19,10 +19,12 @@ import psutil
 import pytest
 
 from thebes.client import Client
-from thebes.node.instance import Instance
-from thebes.server import rehearsal
-from thebes.server.lifecycle import Options, bring_up, take_down
-from thebes.server.standby import rehearse
+from thebes.instance import rehearsal
+from thebes.instance.down import take_down
+from thebes.instance.standby import rehearse
+from thebes.instance.up import bring_up
+from thebes.instance.wanted import UpOptions
+from thebes.protocol.instance import Instance
 
 JOBS, SECONDS, GPUS = 60, 120.0, 8
 MOST_ERROR = 0.05
@@ -64,7 +66,7 @@ def played(folder: Path) -> Iterator[tuple[rehearsal.Rehearsal, Load]]:
     limits = ",".join(f"{limit:g}" for limit in rehearsal.queue_limits(acts))
     instance, load = Instance(folder), Load()
     try:
-        options = Options(policy="tiresias-l", settings=[f"queue_limits={limits}"], virtual_gpus=GPUS)
+        options = UpOptions(policy="tiresias-l", settings=[f"queue_limits={limits}"], virtual_gpus=GPUS)
         config = bring_up(instance, options, rehearse).config
         client = Client(dir=folder)
         ids, took_s = rehearsal.play(client, acts)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "node"))
-
-from node_cluster import agents, make_folder
+from kit.node_cluster import agents, make_folder
 
 
 @pytest.fixture(scope="session")

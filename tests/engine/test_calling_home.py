@@ -15,26 +15,21 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
-from node_cluster import Cluster, alive, kill_everything_below, make_folder, python, shell, until
 
-from ports import free_port
+from kit.node_cluster import Cluster, alive, kill_everything_below, make_folder, python, shell
+from kit.scripts import SAVES
+from kit.waiting import until
 from thebes.engine.agents import AgentEngine
-from thebes.engine.contract import Listener, NodeChange, Report
-from thebes.engine.home import Home, SealedReader, SealedWriter, parse_address
-from thebes.engine.link import CALLED_DOWN_AFTER_S, Link
-from thebes.node.clock import boot_s
-from thebes.node.lease import KILL_AT, over_s
+from thebes.engine.door import EPHEMERAL_RANGE, HomeDoor, free_port
+from thebes.engine.link import CALLED_DOWN_AFTER_S, NodeLink
+from thebes.protocol.clock import boot_s
+from thebes.protocol.contract import Listener, NodeChange, Report
+from thebes.protocol.lease import KILL_AT, over_s
+from thebes.protocol.seal import parse_address
+from thebes.protocol.sealed import SealedReader, SealedWriter
 
 KEY = bytes(range(32))
 NEVER_ENDS = "while true; do sleep 0.05; done"
-SAVES = """
-import os, signal, sys, time
-def save(*_):
-    print("saved", flush=True); sys.exit(85)
-signal.signal(signal.SIGUSR1, save)
-print("ready", flush=True)
-while True: time.sleep(0.05)
-"""
 
 
 class CalledEngine(AgentEngine):
@@ -43,13 +38,13 @@ class CalledEngine(AgentEngine):
     def __init__(self, nodes: list[str], *, port: int = 0, key: bytes = KEY, epoch: int = 1, lease_s: float = 60.0):
         super().__init__()
         self._names, self._port, self._lease_s = nodes, port, lease_s
-        self.home = Home(key, epoch, self._called)
+        self.home = HomeDoor(key, epoch, self._called)
         self.refused: list[str] = []
 
     async def open(self, listener: Listener, *, parked_s: float = 0.0) -> None:
         self._listener = listener
         for name in self._names:
-            link = self._links[name] = Link(name, self._heard, down_after_s=CALLED_DOWN_AFTER_S)
+            link = self._links[name] = NodeLink(name, self._heard, down_after_s=CALLED_DOWN_AFTER_S)
             link.greeting = {"lease_s": self._lease_s}
             link.ping_every_s = self._lease_s / 6
             link.expect()
@@ -355,15 +350,28 @@ def test_a_port_that_is_taken_in_between_is_chosen_anew(
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             taken, free = other.getsockname()[1], free_port()
-            monkeypatch.setattr("thebes.engine.home.free_port", iter([taken, taken, free]).__next__)
-            home = Home(KEY, 1, lambda *_: None)  # type: ignore[arg-type, return-value]
+            monkeypatch.setattr("thebes.engine.door.free_port", iter([taken, taken, free]).__next__)
+            home = HomeDoor(KEY, 1, lambda *_: None)  # type: ignore[arg-type, return-value]
             await home.open("127.0.0.1", 0)
             assert home.port == free
             await home.close()
             with pytest.raises(OSError, match="in use"):
-                await Home(KEY, 1, lambda *_: None).open("127.0.0.1", taken)  # type: ignore[arg-type, return-value]
+                await HomeDoor(KEY, 1, lambda *_: None).open("127.0.0.1", taken)  # type: ignore[arg-type, return-value]
 
     asyncio.run(test())
+
+
+def test_a_port_that_is_kept_is_not_one_that_linux_hands_out(tmp_path: Path) -> None:
+    """Else a connection of anybody may have it when the controller comes, or comes back."""
+    last = int(EPHEMERAL_RANGE.read_text().split()[1])
+    assert last > 65_000 or all(free_port() > last for _ in range(20))
+    given = tmp_path / "range"
+    given.write_text("32768\t65500\n")
+    assert all(free_port(given) > 65_500 for _ in range(20))
+    for words in ("1024\t65535\n", "", "?"):  # all of them are handed out, or nobody says which
+        given.write_text(words)
+        assert 1024 <= free_port(given) <= 65_535
+    assert 1024 <= free_port(tmp_path / "none") <= 65_535
 
 
 def test_addresses() -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from node_cluster import SLACK_S, agents, alive, connected, kill_hard, make_folder, run, shell, start_agent
 
-from thebes.engine import link, local, wire
-from thebes.engine.contract import Engine, Gpu, Launch, NodeChange, NodeFacts, Part, Refused, Report
+from kit.node_cluster import agents, alive, connected, kill_hard, make_folder, run, shell, start_agent
+from kit.waiting import until_async
+from thebes.engine import link, local
+from thebes.protocol import wire
+from thebes.protocol.contract import Engine, Gpu, Launch, NodeChange, NodeFacts, Part, Refused, Report
 
 NEVER_ENDS = "while true; do sleep 0.05; done"
 BOTH = (Part("n0", (0, 1)), Part("n1", (2,)))
@@ -202,14 +202,16 @@ def test_a_listener_that_fails_does_not_cost_the_connection(two_nodes: Path) -> 
 
         engine = local.LocalEngine(two_nodes, ["n0"])
         await engine.open(clumsy)
-        deadline = time.monotonic() + SLACK_S
-        while not (await engine.nodes())[0].alive:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
+
+        async def is_up() -> bool:
+            return (await engine.nodes())[0].alive
+
+        def has_ended() -> bool:
+            return any(isinstance(one, Report) and one.job_id == "7" and one.state == "exited" for one in heard)
+
+        await until_async(is_up, "the agent answers")
         await engine.launch(shell("7", "sleep 0.2"))
-        while not any(isinstance(one, Report) and one.job_id == "7" and one.state == "exited" for one in heard):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
+        await until_async(has_ended, "the job is told as ended")
         await engine.close()
 
     run(test())

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from thebes.engine.link import Link
+from thebes.engine.link import NodeLink
 from thebes.engine.silence import LOOK_EVERY_S, Granted, Silence
-from thebes.node.lease import over_s
+from thebes.protocol.lease import over_s
 
 
 class Clock(asyncio.SelectorEventLoop):
@@ -30,8 +30,8 @@ def on_a_clock(story: Callable[[Clock], Any]) -> None:
         loop.close()
 
 
-def link(*, greeted: bool) -> Link:
-    found = Link("n0", lambda _: None)
+def link(*, greeted: bool) -> NodeLink:
+    found = NodeLink("n0", lambda _: None)
     found.greeted = greeted
     return found
 

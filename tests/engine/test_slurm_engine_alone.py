@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from thebes.engine.contract import Part, Report
-from thebes.engine.site import Site
-from thebes.engine.slurm import SlurmEngine
-from thebes.engine.slurm_commands import Gres, JobRecord, NodeRecord, Partition, Queued
-from thebes.engine.slurm_gang import Gang, Shared
+from thebes.engine.site import EngineSite
+from thebes.engine.slurm.engine import SlurmEngine
+from thebes.engine.slurm.gang import SharedFolder, SlurmGang
+from thebes.engine.slurm.records import Gres, JobRecord, NodeRecord, Partition, Queued
+from thebes.protocol.contract import Part, Report
 
 NODES, GANGS, GPUS = 1000, 2000, 8
 
@@ -24,7 +24,7 @@ class LargeSlurm:
 
     env: dict[str, str]
 
-    def __init__(self, gangs: list[Gang]) -> None:
+    def __init__(self, gangs: list[SlurmGang]) -> None:
         self.env = {}
         used: dict[str, list[int]] = {}
         for gang in gangs:
@@ -74,9 +74,9 @@ class Pen:
         pass
 
 
-def site(folder: Path) -> Site:
+def site(folder: Path) -> EngineSite:
     names = [f"n{i}" for i in range(NODES)]
-    return Site(
+    return EngineSite(
         instance_id="big",
         key=bytes(32),
         epoch=1,
@@ -90,27 +90,26 @@ def site(folder: Path) -> Site:
 def test_a_look_at_a_thousand_nodes_and_two_thousand_jobs_is_short(tmp_path: Path) -> None:
     async def story() -> None:
         gangs = [
-            Gang(
+            SlurmGang(
                 str(i), 1, (Part(f"n{i % NODES}", tuple(range(3 * (i // NODES), 3 * (i // NODES) + 3))),), "started", i
             )
             for i in range(1, GANGS)
         ]
         slurm: Any = LargeSlurm(gangs)
         engine = SlurmEngine(site(tmp_path), slurm)
-        engine.homes = []
-        engine._silence.begin(0.0)
+        engine.silence.begin(0.0)
         for gang in gangs:
-            engine._gangs[gang.key] = gang
+            engine.gangs.add(gang)
             node = gang.parts[0].node
             gang.reports[node] = Report(gang.job_id, 1, node, "running")
-            engine._expect(gang, gang.nodes)
-        await engine._look_once()
-        assert engine._facts["n1"].gpus[7].taken
-        assert not engine._facts["n1"].gpus[0].taken
+            engine.calls.expect(gang, gang.nodes)
+        await engine.looking.look_once()
+        assert engine.facts.by_node["n1"].gpus[7].taken
+        assert not engine.facts.by_node["n1"].gpus[0].taken
         took_s = float("inf")
         for _ in range(3):  # one of them is not disturbed
             began_s = time.process_time()
-            await engine._look_once()
+            await engine.looking.look_once()
             took_s = min(took_s, time.process_time() - began_s)
         for gang in gangs:
             for link in gang.links.values():
@@ -126,16 +125,16 @@ def test_a_step_of_an_earlier_launch_of_the_same_incarnation_is_nobodys(tmp_path
     async def story() -> None:
         slurm: Any = LargeSlurm([])
         engine = SlurmEngine(site(tmp_path), slurm)
-        engine.homes = []
-        gang = engine._gangs["1", 1] = Gang("1", 1, (Part("n1", (0,)),), "started", 7, token="new")
-        engine._expect(gang, gang.nodes)
+        gang = SlurmGang("1", 1, (Part("n1", (0,)),), "started", 7, token="new")
+        engine.gangs.add(gang)
+        engine.calls.expect(gang, gang.nodes)
         line: Any = asyncio.StreamReader()
         line.feed_eof()
         pen: Any = Pen()
         for who in ("step:1.1:n1:old", "step:1.1:n1", "step:1.1:n2:new", "step:2.1:n1:new", "node:n1"):
-            await engine._called(who, line, pen)
-            assert not pen.written  # there is nothing to be said to him
-        await engine._called("step:1.1:n1:new", line, pen)
+            await engine.calls.called(who, line, pen)
+            assert not pen.written  # there is nothing to be said to it
+        await engine.calls.called("step:1.1:n1:new", line, pen)
         assert b"hello" in pen.written
         await gang.links["n1"].end()
 
@@ -143,15 +142,15 @@ def test_a_step_of_an_earlier_launch_of_the_same_incarnation_is_nobodys(tmp_path
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Shared:
-    found = Shared(tmp_path)
+def shared(tmp_path: Path) -> SharedFolder:
+    found = SharedFolder(tmp_path)
     found.make()
     return found
 
 
-def test_what_was_forgotten_long_ago_is_removed_from_the_shared_folder(shared: Shared) -> None:
+def test_what_was_forgotten_long_ago_is_removed_from_the_shared_folder(shared: SharedFolder) -> None:
     script = shared.install_step()
-    gangs = {job: Gang(job, 1, (Part("n1", (0,)), Part("n2", (0,))), "started") for job in ("1", "2", "3")}
+    gangs = {job: SlurmGang(job, 1, (Part("n1", (0,)), Part("n2", (0,))), "started") for job in ("1", "2", "3")}
     for gang in gangs.values():
         for node in gang.nodes:
             shared.write_attempt(shared.attempt(node, gang), {}, {})
@@ -168,13 +167,13 @@ def test_what_was_forgotten_long_ago_is_removed_from_the_shared_folder(shared: S
     assert shared.remove_old(time.time() - 3600, script, limit=100) == 0
     for node in ("n1", "n2"):
         assert sorted(path.name for path in (shared.nodes / node / "attempts").iterdir()) == ["2.1", "3.1"]
-    assert sorted(path.name for path in shared.fences.iterdir()) == ["2", "3"]
+    assert sorted(path.name for path in shared.fences.dir.iterdir()) == ["2", "3"]
     assert sorted(path.name for path in shared.logs.iterdir()) == ["2.1.log", "3.1.log"]
-    assert [path.name for path in shared.slurm.glob("bin-*")] == [script.parent.name]
+    assert [path.name for path in shared.slurm.glob("bin-*")] == [script.parents[2].name]
 
 
-def test_nobody_else_can_read_the_key_or_the_values(shared: Shared) -> None:
-    gang = Gang("1", 1, (Part("n1", (0,)),))
+def test_nobody_else_can_read_the_key_or_the_values(shared: SharedFolder) -> None:
+    gang = SlurmGang("1", 1, (Part("n1", (0,)),))
     attempt = shared.attempt("n1", gang)
     shared.write_attempt(attempt, {"env": {"TOKEN": "secret"}}, {"key": "secret"})
     assert attempt.path.stat().st_mode & 0o077 == 0

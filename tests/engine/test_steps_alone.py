@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_cluster import alive, kill_everything_below, until
 
-from thebes.engine.contract import Gpu, Launch, NodeChange, Part, Report
-from thebes.engine.home import Home, SealedReader, SealedWriter
-from thebes.engine.link import Link
-from thebes.engine.slurm_gang import Gang, Shared
-from thebes.node.clock import boot_s
-from thebes.node.launch import part_launch
-from thebes.node.lease import KILL_AT
+from kit.node_cluster import alive, kill_everything_below
+from kit.waiting import until
+from thebes.engine.door import HomeDoor
+from thebes.engine.link import NodeLink
+from thebes.engine.slurm.gang import SharedFolder, SlurmGang
+from thebes.protocol.clock import boot_s
+from thebes.protocol.contract import Gpu, Launch, NodeChange, Part, Report
+from thebes.protocol.launch import part_launch
+from thebes.protocol.lease import KILL_AT
+from thebes.protocol.sealed import SealedReader, SealedWriter
 
 KEY = bytes(range(32))
 LEASE_S = 2.0
@@ -33,15 +35,15 @@ class Started:
     """One step on this machine, and a controller that it calls."""
 
     def __init__(self, folder: Path) -> None:
-        self.shared = Shared(folder)
+        self.shared = SharedFolder(folder)
         self.shared.make()
         self.heard: list[Report | NodeChange] = []
-        self.gang = Gang("1", 1, (Part("n1", (0,)),))
+        self.gang = SlurmGang("1", 1, (Part("n1", (0,)),))
         self.attempt = self.shared.attempt("n1", self.gang)
-        self.link = Link("n1", self.heard.append)
+        self.link = NodeLink("n1", self.heard.append)
         self.link.greeting = {"lease_s": 600.0}
         self.link.ping_every_s = LEASE_S / 6
-        self.home = Home(KEY, 1, self._called)
+        self.home = HomeDoor(KEY, 1, self._called)
         self.callers: list[str] = []
 
     async def _called(self, who: str, reader: SealedReader, writer: SealedWriter) -> None:

@@ -2,8 +2,8 @@
 
 Tested elsewhere and not repeated here: a work directory that may not be entered, programs that cannot be run, a job
 that ignores signals and daemons at the level of one node (tests/node/test_node_jobs.py); port, configuration, store and
-folder at `thebes up` (tests/cli/test_cli_instance_life.py, test_cli_instance_config.py); damaged stores
-(tests/server/test_store_files.py); a reboot (tests/node/test_node_faults.py). Here it happens to a cluster at work.
+folder at `thebes up` (tests/instance/test_instance_life.py, test_instance_config.py); damaged stores
+(tests/store/test_store_files.py); a reboot (tests/node/test_node_faults.py). Here it happens to a cluster at work.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_cluster import FaultCluster, fault_cluster, until
 
-from ports import free_port
+from kit.fault_cluster import FaultCluster, fault_cluster
+from kit.waiting import until
 from thebes.client import Client, ServerError
+from thebes.engine.door import free_port
+from thebes.instance.up import bring_up
+from thebes.instance.wanted import UpOptions
+from thebes.live.clock import resume_clock
 from thebes.node import processes
-from thebes.server.clock import resume_clock
-from thebes.server.lifecycle import Options, bring_up
 
 MIB = 1 << 20
 # Runs until the file in its argument exists, then ends well.
@@ -161,7 +163,7 @@ def came_back(cluster: FaultCluster, job_id: str, signal_file: Path) -> None:
     """The cluster answers, the job that ran all the time is known, and ends as it should."""
     with suppress(Exception):
         bring_up(
-            cluster.instance, Options()
+            cluster.instance, UpOptions()
         )  # what a person does who has put it right; the keeper comes by itself, too
     until(cluster.answers, "the cluster answers")
     assert cluster.client.job(job_id)["state"] == "running"

@@ -24,21 +24,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_in_a_test import ADMIN, LiveCluster
-from fake_engine import FakeClock, FakeEngine
-from fault_cluster import PATIENCE_S, FaultCluster, until
 
+from kit.cluster_in_a_test import ADMIN, LiveCluster
+from kit.fake_engine import FakeClock, FakeEngine
+from kit.fault_cluster import FaultCluster
+from kit.waiting import PATIENCE_S, until
+from thebes import store as db
 from thebes.client import Client
-from thebes.engine.contract import Mechanism
+from thebes.jobspec.spec import JobSpec
+from thebes.live.config import Config, save
+from thebes.live.errors import Conflict
+from thebes.live.replay import replay_store
 from thebes.model.errors import UserError
-from thebes.node.instance import write_json
-from thebes.server import store as db
-from thebes.server import writer
-from thebes.server.config import Config, save
-from thebes.server.crash_points import VARIABLE, CrashPoint
-from thebes.server.errors import Conflict
-from thebes.server.replay import replay_store
-from thebes.server.spec import JobSpec
+from thebes.protocol.contract import Mechanism
+from thebes.protocol.instance import write_json
+from thebes.store import writer
+from thebes.store.crash_points import VARIABLE, CrashPoint
 
 NODES = {"n0": 2, "n1": 2}
 
@@ -128,7 +129,7 @@ class Story:
         """Take away what was left of a controller whose writer stands still."""
         self.crash_count += 1
         controller = getattr(self.cluster, "controller", None)
-        tasks = [] if controller is None else [controller._loop, *controller._orders.values()]
+        tasks = [] if controller is None else [controller._loop, *controller.dispatch.tasks.values()]
         for task in tasks:
             if task is not None:
                 task.cancel()
@@ -388,7 +389,7 @@ class RealController:
         return subprocess.Popen(command, start_new_session=True, env={**os.environ, **(env or {})})
 
     def start(self, crash_at: str = "") -> None:
-        self.controller = self._start("thebes.server.main", env={VARIABLE: crash_at} if crash_at else None)
+        self.controller = self._start("thebes.instance.main", env={VARIABLE: crash_at} if crash_at else None)
 
     def call(self, what: Callable[[Client], Any], *, repeats: Collection[int] = ()) -> Any:
         """Until an answer comes; a repeat may be answered with a status in `repeats`: it was done the first time."""

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from diaries import Known, check_job
-from fault_cluster import FaultCluster, fault_cluster, overload, until
 
+from kit.diaries import Known, check_job
+from kit.fault_cluster import FaultCluster, fault_cluster, overload
+from kit.waiting import until
 from thebes.client import Client
+from thebes.live.replay import replay_store
 from thebes.model.errors import UserError
 from thebes.node.keeper import start_keeper
-from thebes.server.replay import replay_store
 
 RECOVERY_S = 30.0  # by itself, and not by one of the long timeouts; how fast it is, is told and not judged
 VICTIMS = {"controller": 6, "agent": 5, "supervisor": 5, "job": 4, "keeper": 2, "standby": 2, "nursery": 1}
@@ -220,7 +221,7 @@ def run_rounds(tmp_path: Path, seed: int, rounds: int, **options: Any) -> tuple[
                 lambda: not any(job["state"] not in TERMINAL for job in cluster.client.jobs()),
                 "all jobs end",
                 300.0 * overload(),
-                0.2,
+                every_s=0.2,
             )
             assert not work.errors, work.errors
             states = balance(cluster, work, folder)

@@ -7,23 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ports import free_port
+from kit.waiting import IMPORT_PATIENCE_S
+from thebes.engine.door import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "train"
-SLACK_S = 600.0  # what is waited for at the most; importing PyTorch on a busy machine takes minutes
 STARTED: list[subprocess.Popen[str]] = []  # a test that fails leaves none of them behind: see conftest.py
-
-
-def wait_until(condition: Callable[[], object], what: str, limit_s: float = SLACK_S) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s:.0f} s: {what}"
-        time.sleep(0.005)
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -85,7 +77,7 @@ class Job:
     def run(self, *command: str | Path, **extra: str) -> str:
         """A run that nobody interrupts; its output."""
         process = self.start(*command, **extra)
-        output, _ = process.communicate(timeout=SLACK_S)
+        output, _ = process.communicate(timeout=IMPORT_PATIENCE_S)
         assert process.returncode == 0, output
         return output
 

@@ -11,7 +11,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attempts import EXAMPLES, ROOT, SLACK_S, environment
+from attempts import EXAMPLES, ROOT, environment
 
-from thebes.engine.contract import Launch, NodeChange, Part, Report
+from kit.waiting import IMPORT_PATIENCE_S, until_async
 from thebes.engine.local import LocalEngine
+from thebes.protocol.contract import Launch, NodeChange, Part, Report
 
 NODES = ("n0", "n1")
 WEIGHTS = re.compile(r"weights ([0-9a-f]{16,64})")
@@ -55,12 +55,15 @@ class Cluster:
         )  # fmt: skip
 
     async def until(self, job_id: str, incarnation: int, node: str, true: Callable[[Report], object]) -> Report:
-        deadline = time.monotonic() + SLACK_S
-        while not ((found := self.reports.get((job_id, incarnation, node))) and true(found)):
-            assert time.monotonic() < deadline, f"waited for too long; last heard: {found}"
-            assert found is None or found.state != "exited", f"{found}: {await self.log(job_id, incarnation, 0)}"
-            await asyncio.sleep(0.02)
-        return found
+
+        async def there() -> Report | None:
+            found = self.reports.get((job_id, incarnation, node))
+            if found is None or true(found):
+                return found
+            assert found.state != "exited", f"{found}: {await self.log(job_id, incarnation, 0)}"
+            return None
+
+        return await until_async(there, "the report", IMPORT_PATIENCE_S, told=lambda: self.reports)  # type: ignore[return-value]
 
     async def ended(self, job_id: str, incarnation: int, nodes: tuple[str, ...], code: int) -> Report:
         """Every rank ends with this code; the report of the first node."""
@@ -87,10 +90,11 @@ async def cluster_in(folder: Path) -> AsyncIterator[Cluster]:
     cluster = Cluster(folder, LocalEngine(folder, NODES))
     try:
         await cluster.engine.open(cluster.hear)
-        deadline = time.monotonic() + SLACK_S
-        while not all(facts.alive for facts in await cluster.engine.nodes()):
-            assert time.monotonic() < deadline, "the agents do not answer"
-            await asyncio.sleep(0.02)
+
+        async def all_alive() -> bool:
+            return all(facts.alive for facts in await cluster.engine.nodes())
+
+        await until_async(all_alive, "the agents answer")
         yield cluster
     finally:
         for job_id, incarnation, node in list(cluster.reports):
@@ -100,7 +104,7 @@ async def cluster_in(folder: Path) -> AsyncIterator[Cluster]:
         await cluster.engine.close()
         for agent in agents:
             agent.terminate()
-            agent.wait(timeout=SLACK_S)
+            agent.wait(timeout=IMPORT_PATIENCE_S)
 
 
 def on_a_cluster(test: Callable[[Cluster], Coroutine[Any, Any, None]], tmp_path: Path) -> None:

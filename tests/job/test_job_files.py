@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from attempts import SLACK_S, environment
+from attempts import environment
 
+from kit.waiting import IMPORT_PATIENCE_S
 from thebes import job
 
 
@@ -49,7 +50,7 @@ def half(file):
 job.atomic_save(lambda file: file.write(b"whole"), sys.argv[1] + "/step-1.bin")
 job.atomic_save(half, sys.argv[1] + "/step-2.bin")
 """
-    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment(), timeout=SLACK_S)
+    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment(), timeout=IMPORT_PATIENCE_S)
     assert ended.returncode == -signal.SIGKILL
     assert len(names(tmp_path)) == 2  # the checkpoint, and what was half written
     assert job.latest(tmp_path) == tmp_path / "step-1.bin"

@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from attempts import SLACK_S, environment
+from attempts import environment
+
+from kit.waiting import IMPORT_PATIENCE_S
 
 pytestmark = pytest.mark.torch
 
@@ -167,7 +169,8 @@ print("as one", steps)
 def run(tmp_path: Path, script: str, *arguments: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", INCARNATIONS + script, str(tmp_path), *arguments],
-        env=environment(CUDA_VISIBLE_DEVICES=""), cwd=tmp_path, text=True, capture_output=True, timeout=SLACK_S,
+        env=environment(CUDA_VISIBLE_DEVICES=""), cwd=tmp_path, text=True, capture_output=True,
+        timeout=IMPORT_PATIENCE_S,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "as one" in ended.stdout

@@ -10,8 +10,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from attempts import wait_until
 
+from kit.waiting import until
 from thebes.job import handshake
 from thebes.job.handshake import Handshake, boot_s
 
@@ -68,7 +68,7 @@ def test_a_notice_is_seen_and_acknowledged_once(attempt: Path) -> None:
     assert not asked(rank)
     assert not (attempt / "ack").exists()
     deadline_s = notify(attempt, grace_s=200.0)
-    wait_until(lambda: asked(rank), "the notice is seen")
+    until(lambda: asked(rank), "the notice is seen")
     assert (attempt / "ack").exists()
     assert rank.deadline_s() == deadline_s
     before_s, left_s, after_s = boot_s(), rank.seconds_left(), boot_s()
@@ -218,7 +218,7 @@ def test_many_threads_may_talk_at_once(attempt: Path) -> None:
         for step in range(20):
             rank.report(step)
             rank.checkpointed(step, attempt / "state.bin")
-        wait_until(rank.should_stop, "this thread sees the notice")
+        until(rank.should_stop, "this thread sees the notice")
         answers.append(True)
 
     threads = [threading.Thread(target=talk, args=(number,)) for number in range(8)]

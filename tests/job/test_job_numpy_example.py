@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attempts import EXAMPLES, SLACK_S, Job, wait_until
+from attempts import EXAMPLES, Job
+
+from kit.waiting import IMPORT_PATIENCE_S, until
 
 SCRIPT = EXAMPLES / "numpy_train.py"
 STEPS = 300
@@ -45,10 +47,10 @@ def test_preempted_at_random_steps(tmp_path: Path, uninterrupted: list[bytes], s
     chance, job = random.Random(seed), Job(tmp_path)
     for _ in range(3):
         process = job.start(*slow_run(job))
-        wait_until(lambda: job.has("progress"), "the first step")
+        until(lambda: job.has("progress"), "the first step")
         time.sleep(chance.uniform(0.0, 0.25))
         job.notice()
-        output, _ = process.communicate(timeout=SLACK_S)
+        output, _ = process.communicate(timeout=IMPORT_PATIENCE_S)
         assert process.returncode == 85, output
         assert job.has("ack")
         assert f"preempted at step {job.remember()}" in output
@@ -63,10 +65,10 @@ def test_killed_without_a_word_it_goes_on_from_its_last_checkpoint(tmp_path: Pat
     chance, job = random.Random(5), Job(tmp_path)
     for _ in range(2):
         process = job.start(*slow_run(job, "--checkpoint-every", "5"))
-        wait_until(lambda: job.has("checkpoint.json"), "the first checkpoint of this run")
+        until(lambda: job.has("checkpoint.json"), "the first checkpoint of this run")
         time.sleep(chance.uniform(0.0, 0.1))
         process.kill()
-        process.communicate(timeout=SLACK_S)
+        process.communicate(timeout=IMPORT_PATIENCE_S)
         assert process.returncode == -signal.SIGKILL
         assert job.remember() % 5 == 0
     job.run(*a_run(job))
@@ -79,7 +81,7 @@ def test_a_notice_before_the_first_step_is_taken(tmp_path: Path, uninterrupted: 
     command = slow_run(job)
     job.notice()
     process = job.start(*command)
-    output, _ = process.communicate(timeout=SLACK_S)
+    output, _ = process.communicate(timeout=IMPORT_PATIENCE_S)
     assert process.returncode == 85, output
     assert job.remember() == 0
     job.run(*a_run(job))
@@ -99,14 +101,14 @@ def test_started_again_after_its_end_it_ends_at_once(tmp_path: Path, uninterrupt
 def test_several_ranks_stop_and_only_the_first_one_saves(tmp_path: Path, uninterrupted: list[bytes]) -> None:
     job = Job(tmp_path)
     ranks = job.start_ranks(2, *slow_run(job))
-    wait_until(lambda: job.has("progress"), "the first step")
+    until(lambda: job.has("progress"), "the first step")
     job.notice()
     for process in ranks:
-        output, _ = process.communicate(timeout=SLACK_S)
+        output, _ = process.communicate(timeout=IMPORT_PATIENCE_S)
         assert process.returncode == 85, output
     job.remember()
     for process in job.start_ranks(2, *a_run(job)):
-        output, _ = process.communicate(timeout=SLACK_S)
+        output, _ = process.communicate(timeout=IMPORT_PATIENCE_S)
         assert process.returncode == 0, output
     assert weights(job.folder / "final.npz") == uninterrupted
 
@@ -125,16 +127,16 @@ def test_time_in_which_it_was_frozen_is_not_made_up_for(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.next_attempt()
     process = job.start(SCRIPT, "--steps", "1000000", "--step-time", "0.02")
-    wait_until(lambda: job.has("progress"), "the first step")
+    until(lambda: job.has("progress"), "the first step")
     process.send_signal(signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
     before_s, step = time.monotonic(), int(job.read("progress")["step"])
     time.sleep(0.6)
     frozen_s = time.monotonic() - before_s
     process.send_signal(signal.SIGCONT)
-    wait_until(lambda: int(job.read("progress")["step"]) > step + 40, "more steps than would be made up for")
+    until(lambda: int(job.read("progress")["step"]) > step + 40, "more steps than would be made up for")
     job.notice()
-    output, _ = process.communicate(timeout=SLACK_S)
+    output, _ = process.communicate(timeout=IMPORT_PATIENCE_S)
     assert process.returncode == 85, output
     progress = job.read("progress")
     steps = int(progress["step"]) - int(progress["first_step"])

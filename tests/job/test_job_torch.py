@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
-from attempts import EXAMPLES, ROOT, SLACK_S, Job, wait_until
+from attempts import EXAMPLES, ROOT, Job
 
-from ports import free_port
+from kit.waiting import IMPORT_PATIENCE_S, until
+from thebes.engine.door import free_port
 
 pytestmark = [
     pytest.mark.torch,
@@ -33,7 +34,7 @@ WEIGHTS = re.compile(r"weights ([0-9a-f]{64})")
 
 def finished(ranks: list[subprocess.Popen[str]], code: int) -> str:
     """All ranks end with this code; what rank 0 printed."""
-    outputs = [process.communicate(timeout=SLACK_S)[0] for process in ranks]
+    outputs = [process.communicate(timeout=IMPORT_PATIENCE_S)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [code] * len(ranks), "\n".join(outputs)
     return outputs[0]
 
@@ -59,7 +60,7 @@ def test_two_ranks_preempted_at_random_steps_end_with_the_same_weights(tmp_path:
     chance, job = random.Random(1), Job(tmp_path)
     for _ in range(2):
         ranks = job.start_ranks(2, *command(job, "--step-time", "0.05"))
-        wait_until(lambda: job.has("progress"), "the first step")
+        until(lambda: job.has("progress"), "the first step", IMPORT_PATIENCE_S)
         time.sleep(chance.uniform(0.0, 0.5))
         job.notice()
         finished(ranks, 85)
@@ -75,12 +76,12 @@ def test_killed_then_asked_on_one_node_only(tmp_path: Path, uninterrupted: str) 
     attempt folder of its own: a notice that one rank hears of stops all of them at the same step."""
     job = Job(tmp_path)
     ranks = job.start_ranks(2, *command(job, "--step-time", "0.05", "--checkpoint-every", "4"))
-    wait_until(lambda: job.has("checkpoint.json"), "the first checkpoint")
+    until(lambda: job.has("checkpoint.json"), "the first checkpoint", IMPORT_PATIENCE_S)
     time.sleep(0.1)
     for process in ranks:
         process.kill()
     for process in ranks:
-        process.communicate(timeout=SLACK_S)
+        process.communicate(timeout=IMPORT_PATIENCE_S)
     assert job.remember() % 4 == 0
 
     script = command(job, "--step-time", "0.05")
@@ -88,7 +89,7 @@ def test_killed_then_asked_on_one_node_only(tmp_path: Path, uninterrupted: str) 
     elsewhere.next_attempt()
     gang = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [job.start(*script, RANK="0", **gang), elsewhere.start(*script, RANK="1", **gang)]
-    wait_until(lambda: job.has("progress"), "the first step")
+    until(lambda: job.has("progress"), "the first step", IMPORT_PATIENCE_S)
     elsewhere.notice()
     finished(ranks, 85)
     assert job.has("ack")
@@ -104,9 +105,9 @@ def test_under_torchrun(tmp_path: Path, uninterrupted: str) -> None:
     torchrun = [TORCHRUN, "--nnodes", "1", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     script = command(job, "--step-time", "0.05")
     process = job.start(*torchrun, "--master-port", str(free_port()), *script)
-    wait_until(lambda: job.has("progress"), "the first step")
+    until(lambda: job.has("progress"), "the first step", IMPORT_PATIENCE_S)
     job.notice()
-    output, _ = process.communicate(timeout=SLACK_S)
+    output, _ = process.communicate(timeout=IMPORT_PATIENCE_S)
     assert process.returncode == 85, output
     job.remember()
     script = command(job)
@@ -139,7 +140,7 @@ def test_every_generator_goes_on_and_other_parts_are_an_error(tmp_path: Path) ->
 
     job.next_attempt()
     process = job.start("-c", SINGLE, "5", "model")
-    output, _ = process.communicate(timeout=SLACK_S)
+    output, _ = process.communicate(timeout=IMPORT_PATIENCE_S)
     assert process.returncode == 85, output
     assert job.remember() == 6
     job.next_attempt()
@@ -147,6 +148,6 @@ def test_every_generator_goes_on_and_other_parts_are_an_error(tmp_path: Path) ->
 
     job.next_attempt()
     process = job.start("-c", SINGLE, "never", "model", "more")
-    output, _ = process.communicate(timeout=SLACK_S)
+    output, _ = process.communicate(timeout=IMPORT_PATIENCE_S)
     assert process.returncode == 1
     assert "was saved with other parts than this loop has: more" in output

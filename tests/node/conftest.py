@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_cluster import agents, make_folder
+
+from kit.node_cluster import agents, make_folder
 
 
 @pytest.fixture(scope="session")

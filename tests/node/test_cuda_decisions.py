@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from thebes.node import cuda
-from thebes.node.cuda import CudaFailed, CudaRefused, Facts, State
+from thebes.node import cuda, cuda_decisions, host_memory, nvidia_driver
+from thebes.node.cuda_decisions import CudaFailed, CudaRefused, DriverState, Facts
 
 GIB = 1 << 30
 PID = 4711
@@ -19,7 +19,7 @@ class StandIn:
     """Stands in for the NVIDIA driver: one process on one GPU, its state, and the return codes that a test wants."""
 
     def __init__(
-        self, state: State = State.RUNNING, held_bytes: int | None = 8 * GIB, host_bytes: int = 64 * GIB
+        self, state: DriverState = DriverState.RUNNING, held_bytes: int | None = 8 * GIB, host_bytes: int = 64 * GIB
     ) -> None:
         self.now = state
         self.held_bytes = held_bytes
@@ -28,12 +28,14 @@ class StandIn:
         self.known = True
         self.calls: list[str] = []
         self.codes: dict[str, int] = {}  # what a call returns instead of 0
-        self.after: dict[str, State | None] = {}  # the state that such a call leaves behind; None: the process is gone
+        self.after: dict[
+            str, DriverState | None
+        ] = {}  # the state that such a call leaves behind; None: the process is gone
 
     def state(self, pid: int) -> tuple[int, int]:
         return (0, self.now) if self.known and pid == PID else (1, -1)
 
-    def call(self, call: cuda.Call, pid: int, timeout_ms: int) -> int:
+    def call(self, call: cuda_decisions.DriverCall, pid: int, timeout_ms: int) -> int:
         self.calls.append(call)
         if call in self.codes:
             after = self.after.get(call, self.now)
@@ -43,15 +45,15 @@ class StandIn:
                 self.now = after
             return self.codes[call]
         self.now = {
-            "lock": State.LOCKED,
-            "checkpoint": State.CHECKPOINTED,
-            "restore": State.LOCKED,
-            "unlock": State.RUNNING,
+            "lock": DriverState.LOCKED,
+            "checkpoint": DriverState.CHECKPOINTED,
+            "restore": DriverState.LOCKED,
+            "unlock": DriverState.RUNNING,
         }[call]
         return 0
 
     def gpu_bytes(self) -> dict[int, dict[str, int | None]]:
-        return {} if self.now is State.CHECKPOINTED or not self.known else {PID: {GPU: self.held_bytes}}
+        return {} if self.now is DriverState.CHECKPOINTED or not self.known else {PID: {GPU: self.held_bytes}}
 
     def gpu_free_bytes(self) -> dict[str, int]:
         return {GPU: self.gpu_free}
@@ -64,23 +66,23 @@ def test_suspend_and_resume_make_the_calls_in_order() -> None:
     driver = StandIn()
     assert cuda.suspend(PID, driver=driver) >= 0
     assert driver.calls == ["lock", "checkpoint"]
-    assert cuda.state(PID, driver=driver) is State.CHECKPOINTED
+    assert cuda.state(PID, driver=driver) is DriverState.CHECKPOINTED
     assert cuda.resume(PID, driver=driver) >= 0
     assert driver.calls == ["lock", "checkpoint", "restore", "unlock"]
-    assert cuda.state(PID, driver=driver) is State.RUNNING
+    assert cuda.state(PID, driver=driver) is DriverState.RUNNING
 
 
 def test_repeats_change_nothing() -> None:
-    driver = StandIn(State.CHECKPOINTED)
+    driver = StandIn(DriverState.CHECKPOINTED)
     assert cuda.suspend(PID, driver=driver) == 0.0
-    driver = StandIn(State.RUNNING)
+    driver = StandIn(DriverState.RUNNING)
     assert cuda.resume(PID, driver=driver) == 0.0
     assert driver.calls == []
 
 
 @pytest.mark.parametrize(("follow", "calls"), [(cuda.suspend, ["checkpoint"]), (cuda.resume, ["unlock"])])
 def test_a_suspend_cut_short_after_the_lock_is_taken_up(follow, calls) -> None:
-    driver = StandIn(State.LOCKED)
+    driver = StandIn(DriverState.LOCKED)
     follow(PID, driver=driver)
     assert driver.calls == calls
 
@@ -102,7 +104,7 @@ def test_host_memory_is_checked_before_the_lock() -> None:
         cuda.suspend(PID, driver=driver)
     assert driver.calls == []
     cuda.suspend(PID, driver=driver, margin_bytes=3 * GIB)
-    assert driver.now is State.CHECKPOINTED
+    assert driver.now is DriverState.CHECKPOINTED
 
 
 def test_memory_can_be_told_by_the_caller_and_is_needed() -> None:
@@ -113,21 +115,21 @@ def test_memory_can_be_told_by_the_caller_and_is_needed() -> None:
         cuda.suspend(PID, driver=driver, device_bytes=80 * GIB)
     assert driver.calls == []
     cuda.suspend(PID, driver=driver, device_bytes=8 * GIB)
-    assert driver.now is State.CHECKPOINTED
+    assert driver.now is DriverState.CHECKPOINTED
 
 
 def test_a_locked_process_is_unlocked_when_the_memory_is_too_small() -> None:
-    driver = StandIn(State.LOCKED, host_bytes=0)
+    driver = StandIn(DriverState.LOCKED, host_bytes=0)
     with pytest.raises(CudaRefused, match="host memory"):
         cuda.suspend(PID, driver=driver)
-    assert (driver.calls, driver.now) == (["unlock"], State.RUNNING)
+    assert (driver.calls, driver.now) == (["unlock"], DriverState.RUNNING)
 
 
 def test_two_suspends_at_once_do_not_count_on_the_same_memory() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(StandIn):
-        def call(self, call: cuda.Call, pid: int, timeout_ms: int) -> int:
+        def call(self, call: cuda_decisions.DriverCall, pid: int, timeout_ms: int) -> int:
             inside.set()
             assert go_on.wait(10)
             return super().call(call, pid, timeout_ms)
@@ -145,13 +147,13 @@ def test_two_suspends_at_once_do_not_count_on_the_same_memory() -> None:
     cuda.suspend(PID, driver=second)  # what was held back is free again
 
 
-@pytest.mark.parametrize("left", [State.RUNNING, State.LOCKED])
-def test_a_lock_that_times_out_is_undone_and_refused(left: State) -> None:
+@pytest.mark.parametrize("left", [DriverState.RUNNING, DriverState.LOCKED])
+def test_a_lock_that_times_out_is_undone_and_refused(left: DriverState) -> None:
     driver = StandIn()
     driver.codes["lock"], driver.after["lock"] = 600, left
     with pytest.raises(CudaRefused, match="lock: 600 not ready: timed out"):
         cuda.suspend(PID, driver=driver)
-    assert driver.now is State.RUNNING
+    assert driver.now is DriverState.RUNNING
 
 
 def test_a_process_under_mps_is_refused_and_goes_on() -> None:
@@ -159,7 +161,7 @@ def test_a_process_under_mps_is_refused_and_goes_on() -> None:
     driver.codes["lock"] = 801
     with pytest.raises(CudaRefused, match=r"lock: 801 not supported; .* MPS"):
         cuda.suspend(PID, driver=driver)
-    assert (driver.calls, driver.now) == (["lock"], State.RUNNING)
+    assert (driver.calls, driver.now) == (["lock"], DriverState.RUNNING)
 
 
 def test_a_checkpoint_that_is_refused_is_unlocked() -> None:
@@ -167,13 +169,13 @@ def test_a_checkpoint_that_is_refused_is_unlocked() -> None:
     driver.codes["checkpoint"] = 801  # managed memory
     with pytest.raises(CudaRefused, match="checkpoint: 801"):
         cuda.suspend(PID, driver=driver)
-    assert (driver.calls, driver.now) == (["lock", "checkpoint", "unlock"], State.RUNNING)
+    assert (driver.calls, driver.now) == (["lock", "checkpoint", "unlock"], DriverState.RUNNING)
 
 
 @pytest.mark.parametrize("call", ["lock", "checkpoint", "restore", "unlock"])
 def test_failed_is_told_as_such(call: str) -> None:
-    driver = StandIn(State.RUNNING if call in ("lock", "checkpoint") else State.CHECKPOINTED)
-    driver.codes[call], driver.after[call] = 999, State.FAILED
+    driver = StandIn(DriverState.RUNNING if call in ("lock", "checkpoint") else DriverState.CHECKPOINTED)
+    driver.codes[call], driver.after[call] = 999, DriverState.FAILED
     with pytest.raises(CudaFailed, match=f"{call}: 999"):
         (cuda.suspend if call in ("lock", "checkpoint") else cuda.resume)(PID, driver=driver)
     with pytest.raises(CudaFailed, match="has failed"):
@@ -202,32 +204,32 @@ def test_resume_waits_for_room_on_the_gpu() -> None:
     driver.gpu_free = 7 * GIB
     with pytest.raises(CudaRefused, match=r"cannot be resumed yet: GPU-1 has 7.0 GiB free and it needs 8.0 GiB"):
         cuda.resume(PID, driver=driver)
-    assert driver.now is State.CHECKPOINTED
+    assert driver.now is DriverState.CHECKPOINTED
     driver.gpu_free = 8 * GIB
     cuda.resume(PID, driver=driver)
-    assert driver.now is State.RUNNING
+    assert driver.now is DriverState.RUNNING
 
 
 def test_a_caller_started_anew_brings_what_the_process_needs() -> None:
-    driver = StandIn(State.CHECKPOINTED)
+    driver = StandIn(DriverState.CHECKPOINTED)
     with pytest.raises(CudaRefused, match=r"needs 101.0 GiB"):
         cuda.resume(PID, needs={GPU: 101 * GIB}, driver=driver)
     with pytest.raises(CudaRefused, match="GPU-2 is not on this node"):
         cuda.resume(PID, needs={"GPU-2": GIB}, driver=driver)
     cuda.resume(PID, needs={GPU: 8 * GIB}, driver=driver)
-    assert driver.now is State.RUNNING
+    assert driver.now is DriverState.RUNNING
 
 
 def test_a_restore_that_ran_out_of_memory_is_not_tried_again() -> None:
-    driver = StandIn(State.CHECKPOINTED)
+    driver = StandIn(DriverState.CHECKPOINTED)
     driver.codes["restore"] = 2
     with pytest.raises(CudaFailed, match="restore: 2 out of memory; the process is left checkpointed"):
         cuda.resume(PID, needs={}, driver=driver)
 
 
 def test_an_unlock_that_complains_but_worked_is_fine() -> None:
-    driver = StandIn(State.LOCKED)
-    driver.codes["unlock"], driver.after["unlock"] = 401, State.RUNNING
+    driver = StandIn(DriverState.LOCKED)
+    driver.codes["unlock"], driver.after["unlock"] = 401, DriverState.RUNNING
     cuda.resume(PID, driver=driver)
 
 
@@ -257,27 +259,27 @@ def test_jobs_with_no_or_several_cuda_processes_are_refused() -> None:
 
 
 def test_objections_are_none_for_a_process_that_fits_exactly() -> None:
-    assert cuda.objection(Facts(PID, 0, State.RUNNING, 8 * GIB, 12 * GIB)) is None
-    assert cuda.objection(Facts(PID, 0, State.RUNNING, 8 * GIB, 12 * GIB - 1)) is not None
-    assert "MPS" in (cuda.objection(Facts(PID, 801, -1, None, 0)) or "")
+    assert cuda_decisions.objection(Facts(PID, 0, DriverState.RUNNING, 8 * GIB, 12 * GIB)) is None
+    assert cuda_decisions.objection(Facts(PID, 0, DriverState.RUNNING, 8 * GIB, 12 * GIB - 1)) is not None
+    assert "MPS" in (cuda_decisions.objection(Facts(PID, 801, -1, None, 0)) or "")
 
 
 def test_the_quantum_follows_from_the_measured_costs() -> None:
-    assert cuda.next_quantum_s(1.4, 0.6) == 60.0
-    assert cuda.next_quantum_s(4.7, 2.3) == pytest.approx(140.0)
-    assert cuda.next_quantum_s(4.7, 2.3, overhead=0.02) == pytest.approx(350.0)
+    assert cuda_decisions.next_quantum_s(1.4, 0.6) == 60.0
+    assert cuda_decisions.next_quantum_s(4.7, 2.3) == pytest.approx(140.0)
+    assert cuda_decisions.next_quantum_s(4.7, 2.3, overhead=0.02) == pytest.approx(350.0)
 
 
 def test_a_driver_before_570_is_too_old() -> None:
-    assert cuda.too_old(12080, True) is None
-    assert cuda.too_old(13000, True) is None
-    assert "it knows CUDA 12.4, and suspending needs 12.8 (driver 570)" in (cuda.too_old(12040, False) or "")
-    assert cuda.too_old(13000, False) is not None
+    assert cuda_decisions.too_old(12080, True) is None
+    assert cuda_decisions.too_old(13000, True) is None
+    assert "it knows CUDA 12.4, and suspending needs 12.8 (driver 570)" in (cuda_decisions.too_old(12040, False) or "")
+    assert cuda_decisions.too_old(13000, False) is not None
 
 
 def test_a_machine_without_a_driver_says_so() -> None:
     with pytest.raises(CudaRefused, match=r"no NVIDIA driver on this machine: .*no-such-library"):
-        cuda.NvidiaDriver(cuda="libno-such-library.so.1")
+        nvidia_driver.NvidiaDriver(cuda="libno-such-library.so.1")
 
 
 def host(tmp_path: Path, group: str, limits: dict[str, tuple[str, int, int]]) -> tuple[Path, Path]:
@@ -306,9 +308,9 @@ def host(tmp_path: Path, group: str, limits: dict[str, tuple[str, int, int]]) ->
 )
 def test_host_memory_is_the_least_of_machine_and_control_groups(tmp_path: Path, limits, free: int) -> None:
     proc, groups = host(tmp_path, "/a/b", limits)
-    assert cuda.host_free_bytes(PID, proc=proc, cgroups=groups) == free
+    assert host_memory.host_free_bytes(PID, proc=proc, cgroups=groups) == free
 
 
 def test_host_memory_of_a_process_that_is_gone(tmp_path: Path) -> None:
     proc, groups = host(tmp_path, "/", {})
-    assert cuda.host_free_bytes(1, proc=proc, cgroups=groups) == 1_024_000
+    assert host_memory.host_free_bytes(1, proc=proc, cgroups=groups) == 1_024_000

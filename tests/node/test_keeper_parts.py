@@ -8,37 +8,36 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from thebes.node.instance import Instance
+from kit.waiting import PATIENCE_S, until
 from thebes.node.keeper import FIRST_DELAY_S, LONGEST_DELAY_AFTER_KILL_S, call_keeper, stop_instance
+from thebes.protocol.instance import Instance
 
 T = TypeVar("T")
 
-SLACK_S = 120.0  # what is waited for at the most
 
 # A keeper whose parts are small scripts: PART.py in the folder, which hold the lock of their name as real ones do.
 KEEPER = """
 import json, sys
 from pathlib import Path
 from thebes.node import keeper
-from thebes.node.instance import Instance, JsonLines
-from thebes.node.keeper import Keeper, Part
+from thebes.protocol.instance import Instance, EventLog
+from thebes.node.keeper import Keeper, KeptProcess
 instance = Instance.at(sys.argv[1])
 vars(keeper).update(json.loads(sys.argv[2]))
-parts = [Part(n, (sys.executable, str(instance.dir / f"{n}.py"), str(instance.dir), n)) for n in sys.argv[3:]]
+parts = [KeptProcess(n, (sys.executable, str(instance.dir / f"{n}.py"), str(instance.dir), n)) for n in sys.argv[3:]]
 with instance.hold_lock("keeper") as lock:
-    Keeper(instance, lock, parts, JsonLines(instance.log / "keeper.jsonl")).run()
+    Keeper(instance, lock, parts, EventLog(instance.log / "keeper.jsonl")).run()
 """
 
 PART = """
 import signal, sys, time
-from thebes.node.instance import Instance
+from thebes.protocol.instance import Instance
 lock = Instance.at(sys.argv[1]).hold_lock(sys.argv[2])
 signal.pause()
 """
@@ -61,17 +60,6 @@ lock =""",
 FAILING = "import sys\nprint('error: the moon is full\\n  → wait', file=sys.stderr)\nsys.exit(2)\n"
 
 
-def eventually(look: Callable[[], T], timeout_s: float = SLACK_S) -> T:
-    """The first answer that is not empty."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        found = look()
-        if found:
-            return found
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-
-
 class Kept:
     """An instance folder with a keeper and its parts."""
 
@@ -89,11 +77,11 @@ class Kept:
         """A keeper, with constants of its own where they are given."""
         command = [sys.executable, "-c", KEEPER, str(self.instance.dir), json.dumps(other), *self.names]
         self.keepers.append(subprocess.Popen(command, start_new_session=True))
-        eventually(lambda: self.instance.holder_pid("keeper") == self.keepers[-1].pid)
+        until(lambda: self.instance.holder_pid("keeper") == self.keepers[-1].pid)
         return self.keepers[-1]
 
     def pid(self, name: str) -> int:
-        return eventually(lambda: self.instance.holder_pid(name) or 0)
+        return until(lambda: self.instance.holder_pid(name) or 0)
 
     def log(self, event: str) -> list[dict[str, Any]]:
         path = self.instance.log / "keeper.jsonl"
@@ -133,7 +121,7 @@ def test_a_part_that_dies_is_started_again(kept: Kept, number: signal.Signals) -
     kept.start()
     first = kept.pid("controller")
     os.kill(first, number)
-    eventually(lambda: kept.instance.holder_pid("controller") not in (None, first))
+    until(lambda: kept.instance.holder_pid("controller") not in (None, first))
     (death,) = kept.log("died")
     assert (death["part"], death["pid"], death["code"]) == ("controller", first, -number)
     assert death["again_in_s"] <= FIRST_DELAY_S
@@ -143,7 +131,7 @@ def test_a_part_that_keeps_failing_is_tried_more_and_more_slowly_and_quoted(kept
     kept.part("controller", FAILING)
     kept.part("agent-n0")
     kept.start()
-    deaths = eventually(lambda: kept.log("died") if len(kept.log("died")) >= 3 else [])
+    deaths = until(lambda: kept.log("died") if len(kept.log("died")) >= 3 else [])
     assert [death["again_in_s"] for death in deaths[:3]] == [FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S]
     assert {death["code"] for death in deaths} == {2}
     assert deaths[0]["said"] == "error: the moon is full\n  → wait"
@@ -152,9 +140,9 @@ def test_a_part_that_keeps_failing_is_tried_more_and_more_slowly_and_quoted(kept
 
 def test_a_keeper_that_is_called_tries_at_once(kept: Kept) -> None:
     kept.part("controller", FAILING)
-    later_s = 2 * SLACK_S
+    later_s = 2 * PATIENCE_S
     kept.start(FIRST_DELAY_S=later_s, LONGEST_DELAY_AFTER_MISTAKE_S=later_s)
-    (death,) = eventually(lambda: kept.log("died"))
+    (death,) = until(lambda: kept.log("died"))
     assert death["again_in_s"] == later_s
     kept.part("controller", PART)  # somebody has put it right
     call_keeper(kept.instance)
@@ -167,10 +155,10 @@ def test_a_part_that_is_killed_again_and_again_is_not_kept_waiting(kept: Kept) -
     killed: list[int] = []
     for _ in range(5):
         killed.append(
-            eventually(lambda: (kept.instance.holder_pid("agent-n0") or 0) not in (0, *killed) and kept.pid("agent-n0"))
+            until(lambda: (kept.instance.holder_pid("agent-n0") or 0) not in (0, *killed) and kept.pid("agent-n0"))
         )
         os.kill(killed[-1], signal.SIGKILL)
-    deaths = eventually(lambda: kept.log("died") if len(kept.log("died")) == 5 else [])
+    deaths = until(lambda: kept.log("died") if len(kept.log("died")) == 5 else [])
     assert max(death["again_in_s"] for death in deaths) <= LONGEST_DELAY_AFTER_KILL_S
 
 
@@ -182,21 +170,21 @@ def test_a_new_keeper_adopts_what_lives_and_waits_on_it(kept: Kept) -> None:
     old.kill()
     old.wait()
     kept.start()
-    eventually(lambda: len(kept.log("adopted")) == 2)
+    until(lambda: len(kept.log("adopted")) == 2)
     assert {name: kept.pid(name) for name in kept.names} == pids
     os.kill(pids["controller"], signal.SIGKILL)
-    eventually(lambda: kept.instance.holder_pid("controller") not in (None, pids["controller"]))
+    until(lambda: kept.instance.holder_pid("controller") not in (None, pids["controller"]))
     assert kept.pid("agent-n0") == pids["agent-n0"]
 
 
 def test_a_part_that_lost_the_race_for_its_lock_gives_way_to_the_winner(kept: Kept) -> None:
     kept.part("controller", RACING)
     first = kept.start()
-    eventually(lambda: kept.log("started") and (kept.instance.dir / "first").exists())
+    until(lambda: kept.log("started") and (kept.instance.dir / "first").exists())
     first.kill()  # its part has not taken the lock yet, so that the next keeper starts a second one
     first.wait()
     kept.start()
-    eventually(lambda: kept.log("adopted"))
+    until(lambda: kept.log("adopted"))
     winner, loser = (entry["pid"] for entry in kept.log("started"))
     assert kept.pid("controller") == winner
     assert [death["pid"] for death in kept.log("died")] == [loser]
@@ -210,7 +198,7 @@ def test_sigterm_stops_the_controller_first_then_the_agents(kept: Kept) -> None:
     for name in kept.names:
         kept.pid(name)
     keeper.terminate()
-    assert keeper.wait(SLACK_S) == 0
+    assert keeper.wait(PATIENCE_S) == 0
     assert [kept.instance.holder_pid(name) for name in kept.names] == [None] * 3
     assert not kept.log("died")
     assert not kept.log("killed")
@@ -224,8 +212,8 @@ def test_sigterm_stops_a_controller_that_has_lost_its_standby(kept: Kept) -> Non
     orphan = subprocess.Popen([sys.executable, "-c", PART, str(kept.instance.dir), "controller"])
     kept.pid("controller")
     keeper.terminate()
-    assert orphan.wait(SLACK_S) == -signal.SIGTERM
-    assert keeper.wait(SLACK_S) == 0
+    assert orphan.wait(PATIENCE_S) == -signal.SIGTERM
+    assert keeper.wait(PATIENCE_S) == 0
 
 
 def test_a_part_that_does_not_stop_is_killed(kept: Kept) -> None:
@@ -233,7 +221,7 @@ def test_a_part_that_does_not_stop_is_killed(kept: Kept) -> None:
     keeper = kept.start(AGENT_PATIENCE_S=0.5)
     kept.pid("agent-n0")
     keeper.terminate()
-    assert keeper.wait(SLACK_S) == 0
+    assert keeper.wait(PATIENCE_S) == 0
     assert kept.instance.holder_pid("agent-n0") is None
     assert [entry["part"] for entry in kept.log("killed")] == ["agent-n0"]
 
@@ -254,9 +242,9 @@ def test_an_instance_whose_folder_was_removed_stops(kept: Kept) -> None:
     kept.part("agent-n0")
     keeper = kept.start(LOOK_S=0.2)
     part = os.pidfd_open(kept.pid("agent-n0"))
-    eventually(lambda: kept.log("started"))  # nobody writes anything there any more
+    until(lambda: kept.log("started"))  # nobody writes anything there any more
     shutil.rmtree(kept.instance.dir)
-    assert keeper.wait(SLACK_S) == 0
+    assert keeper.wait(PATIENCE_S) == 0
     with pytest.raises(ProcessLookupError):
         signal.pidfd_send_signal(part, 0)
     os.close(part)
@@ -266,7 +254,7 @@ def test_a_second_keeper_leaves_the_first_alone(kept: Kept) -> None:
     kept.part("agent-n0")
     first = kept.start()
     command = [sys.executable, "-m", "thebes.node.keeper", str(kept.instance.dir)]
-    assert subprocess.run(command, timeout=SLACK_S, check=False).returncode == 0
+    assert subprocess.run(command, timeout=PATIENCE_S, check=False).returncode == 0
     assert kept.instance.holder_pid("keeper") == first.pid
 
 
@@ -275,7 +263,7 @@ def test_a_keeper_without_a_configuration_says_so(kept: Kept) -> None:
         [sys.executable, "-m", "thebes.node.keeper", str(kept.instance.dir)],
         capture_output=True,
         text=True,
-        timeout=SLACK_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert ran.returncode == 2

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from thebes.node import supervisor
+from kit.effort import effort
+from thebes.node.conduct import Conduct
+from thebes.node.log_limit import LogWatch
 from thebes.node.log_steps import PATIENCE_S, LogSteps, TooSlow
-from thebes.node.supervisor import Conduct, LogWatch
+from thebes.node.process_tree import catches
+from thebes.protocol.plain_json import dump, parse, read_object
+from thebes.protocol.progress import StepRate, written_by_job
 
 
 def running(ranks: int = 1, grace_s: float = 10.0, limit_s: float | None = None) -> Conduct:
@@ -261,17 +265,29 @@ def test_a_quiet_log_is_not_looked_at_and_a_busy_one_often(tmp_path: Path) -> No
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
 
 
-@settings(max_examples=30)
+@effort(30)
 @given(st.dictionaries(st.text(max_size=8), VALUES, max_size=4))
 def test_what_the_supervisor_writes_is_json_and_it_reads_what_json_writes(value: dict[str, Any]) -> None:
-    assert json.loads(supervisor.dump(value)) == value
-    assert supervisor.parse(json.dumps(value)) == value
-    assert supervisor.parse(json.dumps(value, indent=2, ensure_ascii=False)) == value
+    assert json.loads(dump(value)) == value
+    assert parse(json.dumps(value)) == value
+    assert parse(json.dumps(value, indent=2, ensure_ascii=False)) == value
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a": 1} x', "nothing", '{"a": \x01}', "[1, 2]", "{}{}"])
+def test_a_file_that_a_job_has_spoilt_is_taken_as_missing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "progress").write_text(text)
+    assert read_object(tmp_path / "progress") == read_object(tmp_path / "none") == {}
+
+
+def test_numbers_that_mean_nothing_are_no_progress(tmp_path: Path) -> None:
+    (tmp_path / "progress").write_text(' {"step": NaN, "at_s": -Infinity, "first_step": 1e300, "first_at_s": "x"}\n')
+    found = written_by_job(str(tmp_path), StepRate())
+    assert {name: value for name, value in found.items() if value is not None} == {"acknowledged": False}
 
 
 def test_only_a_signal_that_is_caught_is_sent() -> None:
@@ -279,10 +295,10 @@ def test_only_a_signal_that_is_caught_is_sent() -> None:
 
     signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
-        assert supervisor.catches(os.getpid(), signal.SIGUSR1)
+        assert catches(os.getpid(), signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    assert not supervisor.catches(os.getpid(), signal.SIGUSR1)
+    assert not catches(os.getpid(), signal.SIGUSR1)
 
 
 def test_a_pattern_is_given_up_for_its_own_slowness_not_for_that_of_the_machine(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_cluster import (
-    SLACK_S,
+
+from kit.node_cluster import (
     agents,
     alive,
     connected,
@@ -23,12 +23,11 @@ from node_cluster import (
     run,
     shell,
     start_agent,
-    until,
 )
-
-from thebes.engine.contract import NodeChange, Refused
+from kit.waiting import PATIENCE_S, until
 from thebes.node import processes
-from thebes.node.clock import boot_id
+from thebes.protocol.clock import boot_id
+from thebes.protocol.contract import NodeChange, Refused
 
 NEVER_ENDS = "while true; do sleep 0.05; done"
 
@@ -90,7 +89,7 @@ def test_sigterm_to_the_agent_leaves_the_jobs_alone(own_folder: Path) -> None:
             async with connected(own_folder) as cluster:
                 await cluster.engine.launch(shell("1", NEVER_ENDS))
                 running["n0"].terminate()
-                assert running["n0"].wait(SLACK_S) == 0
+                assert running["n0"].wait(PATIENCE_S) == 0
                 assert alive(cluster.state("1")["pids"]["0"])
                 cluster.heard.clear()
                 running["n0"] = start_agent(own_folder)
@@ -332,7 +331,7 @@ def test_a_second_agent_of_a_node_is_turned_away(shared_agent: Path) -> None:
     import sys
 
     command = [sys.executable, "-m", "thebes.node.agent", str(shared_agent), "n0"]
-    second = subprocess.run(command, capture_output=True, text=True, timeout=SLACK_S)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert second.returncode == 4
     assert "agent-n0 runs already" in second.stderr
 
@@ -347,7 +346,7 @@ def test_a_configuration_that_cannot_be_used_says_so(tmp_path: Path, text: str, 
 
     (tmp_path / "config.json").write_text(text)
     command = [sys.executable, "-m", "thebes.node.agent", str(tmp_path), "n0"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=SLACK_S)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert found.returncode == 2
     assert says in found.stderr
     assert "Traceback" not in found.stderr

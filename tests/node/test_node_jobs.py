@@ -12,24 +12,16 @@ import time
 from pathlib import Path
 
 import pytest
-from node_cluster import SLACK_S, alive, connected, kill_hard, launch, python, run, shell
 
-from thebes.engine.contract import Part, Refused
+from kit.node_cluster import alive, connected, kill_hard, launch, python, run, shell
+from kit.scripts import SAVES
+from kit.waiting import PATIENCE_S, until_async
 from thebes.node import processes
-from thebes.node.clock import boot_s
+from thebes.protocol.clock import boot_s
+from thebes.protocol.contract import Part, Refused
 
 NEVER_ENDS = "while true; do sleep 0.05; done"
 IGNORES_EVERYTHING = "trap '' TERM USR1 INT HUP; echo ready; while true; do sleep 0.05; done"
-CATCHES_USR1 = """
-import signal, sys, time
-def go(*_):
-    print("told", flush=True)
-    sys.exit(85)
-signal.signal(signal.SIGUSR1, go)
-print("ready", flush=True)
-while True:
-    time.sleep(0.05)
-"""
 
 
 def test_a_job_runs_and_its_result_is_reported(shared_agent: Path) -> None:
@@ -139,7 +131,7 @@ def test_a_script_that_the_kernel_cannot_run(
 def test_a_job_that_catches_usr1_saves_and_leaves_with_85(shared_agent: Path) -> None:
     async def test() -> None:
         async with connected(shared_agent) as cluster:
-            await cluster.engine.launch(python("20", CATCHES_USR1))
+            await cluster.engine.launch(python("20", SAVES))
             await cluster.printed("20", "ready")
             await cluster.engine.notice("20", 1, 30.0)
             found = await cluster.ended("20")
@@ -157,7 +149,7 @@ def test_a_handler_that_is_installed_after_the_notice_is_told_too(shared_agent: 
             late = "import os, time\n"
             late += "while not os.path.exists(os.environ['THEBES_ATTEMPT_DIR'] + '/notice'): time.sleep(0.01)\n"
             late += "time.sleep(0.2)\n"
-            await cluster.engine.launch(python("21", late + CATCHES_USR1))
+            await cluster.engine.launch(python("21", late + SAVES))
             await cluster.engine.notice("21", 1, 30.0)
             assert (await cluster.ended("21")).codes == {0: 85}
 
@@ -286,8 +278,11 @@ def test_a_frozen_job_does_nothing_and_its_clock_stands(shared_agent: Path) -> N
             again = await cluster.report("28", "running")
             assert again.run_s - run_s <= boot_s() - cluster.state("28")["since_s"]
             assert cluster.state("28")["run_s"] == run_s  # up to then
-            while await cluster.log("28") == before:
-                await asyncio.sleep(0.01)
+
+            async def goes_on() -> bool:
+                return await cluster.log("28") != before
+
+            await until_async(goes_on, "it writes again")
             await cluster.engine.suspend("28", 1, "freeze")
             await cluster.engine.kill("28", 1)
             assert (await cluster.ended("28")).cause == "killed"
@@ -426,7 +421,7 @@ def test_a_supervisor_is_small_and_sleeps(shared_agent: Path) -> None:
             def fields() -> dict[str, str]:
                 return dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
 
-            deadline = time.monotonic() + SLACK_S
+            deadline = time.monotonic() + PATIENCE_S
             woken = ""
             while woken != (now := fields()["voluntary_ctxt_switches"]):  # it may still be about to lie down
                 assert time.monotonic() < deadline, "it does not sleep"
@@ -452,7 +447,7 @@ def test_the_supervisor_runs_alone_with_nothing_but_the_standard_library(tmp_pat
         "poke": str(tmp_path / "nobody"),
     }  # fmt: skip
     (tmp_path / "launch.json").write_text(json.dumps(found))
-    subprocess.run([sys.executable, "-I", "-S", supervisor.__file__, str(tmp_path)], check=True, timeout=SLACK_S)
+    subprocess.run([sys.executable, "-I", "-S", supervisor.__file__, str(tmp_path)], check=True, timeout=PATIENCE_S)
     state = json.loads((tmp_path / "state.json").read_text())
     assert (state["state"], state["cause"], state["codes"]) == ("exited", "exit", {"0": 4})
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from node_cluster import launch
 
-from thebes.engine.contract import Gpu, Part, Refused
+from kit.node_cluster import launch
 from thebes.model.errors import UserError
 from thebes.node import suspend
 from thebes.node.gpus import discover, looked_at_again, numbered, virtual_gpus
-from thebes.node.launch import TORCHRUN, PartLaunch, part_launch, torchrun_command
 from thebes.node.torchrun import code_of
+from thebes.protocol.contract import Gpu, Part, Refused
+from thebes.protocol.launch import TORCHRUN, PartLaunch, part_launch, torchrun_command
 
 REAL = (Gpu(0, uuid="GPU-aa"), Gpu(1, uuid="GPU-bb"), Gpu(2, uuid="GPU-cc"))
 

@@ -2,7 +2,7 @@
 
 Runs where there is an NVIDIA driver and PyTorch; as a script too, where there is no pytest:
 
-    PYTHONPATH=src python tests/node/test_node_real_gpu.py
+    PYTHONPATH=src:tests python tests/node/test_node_real_gpu.py
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from node_cluster import Cluster, agents, connected, kill_hard, launch, start_agent
-
-from thebes.engine.contract import Refused
+from kit.node_cluster import Cluster, agents, connected, kill_hard, launch, start_agent
+from kit.waiting import until_async
 from thebes.node import mps, processes
+from thebes.protocol.contract import Refused
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 HAS_GPU = Path("/proc/driver/nvidia").exists() or Path("/dev/nvidiactl").exists()
@@ -120,10 +120,11 @@ async def torchrun_ends_with_85(folder: Path) -> None:
     with agents(folder):
         async with connected(folder) as cluster:
             await cluster.engine.launch(launch("2", sys.executable, str(script), launcher="torchrun", ranks_per_node=2))
-            deadline = time.monotonic() + 120
-            while (await cluster.log("2")).count("of 2") < 2:
-                assert time.monotonic() < deadline, await cluster.log("2")
-                await asyncio.sleep(0.1)
+
+            async def both_told() -> bool:
+                return (await cluster.log("2")).count("of 2") >= 2
+
+            await until_async(both_told, "both ranks have told")
             await cluster.engine.notice("2", 1, 60.0)
             found = await cluster.ended("2")
             print(found, flush=True)

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_cluster import SLACK_S, agents, connected, kill_hard, make_folder, run, shell, start_agent, until
 from test_mps_daemon import CONTROL
 
-from thebes.engine.contract import Refused
+from kit.node_cluster import agents, connected, kill_hard, make_folder, run, shell, start_agent
+from kit.waiting import PATIENCE_S, until
 from thebes.node import mps
-from thebes.node.attempt import AttemptDir, take_lock
 from thebes.node.old_attempts import KEEP_ATTEMPTS_S, old_attempts, old_fences, remove_attempt
+from thebes.protocol.attempt import AttemptDir, take_lock
+from thebes.protocol.contract import Refused
 
 NEVER_ENDS = "while true; do sleep 0.05; done"
 NO_DRIVER = pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a driver")
@@ -93,7 +94,7 @@ def test_the_mps_daemon_goes_with_the_agent_unless_a_job_lives(gpu_folder: Path,
     program.write_text(CONTROL)
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(mps, "ANSWER_S", SLACK_S)
+    monkeypatch.setattr(mps, "ANSWER_S", PATIENCE_S)
     daemon = mps.Mps(gpu_folder / "run" / "mps-n0")
 
     async def test() -> None:
@@ -102,7 +103,7 @@ def test_the_mps_daemon_goes_with_the_agent_unless_a_job_lives(gpu_folder: Path,
                 await cluster.engine.launch(shell("1", f"echo $CUDA_MPS_PIPE_DIRECTORY; {NEVER_ENDS}", packs=True))
                 assert await cluster.printed("1", "\n") == f"{daemon.pipes}\n"
                 running["n0"].terminate()
-                assert running["n0"].wait(SLACK_S) == 0
+                assert running["n0"].wait(PATIENCE_S) == 0
                 assert mps.healthy(daemon)
                 running["n0"] = start_agent(gpu_folder)
                 await cluster.met(running["n0"].pid)
@@ -110,7 +111,7 @@ def test_the_mps_daemon_goes_with_the_agent_unless_a_job_lives(gpu_folder: Path,
                 await cluster.ended("1")
                 assert mps.healthy(daemon)
                 running["n0"].terminate()
-                assert running["n0"].wait(SLACK_S) == 0
+                assert running["n0"].wait(PATIENCE_S) == 0
                 assert not mps.healthy(daemon)
 
     run(test())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kit.workloads import RESNET, VGG, finishes, trace_of
 from thebes import Decision, Policy, UserError, View, simulate
 from thebes.model.cluster import from_toml
 from thebes.perf import Ideal, Network, Tiers, find, registry
 from thebes.perf.models import BALANCED, SKEWED, assign, catalogue
 from thebes.perf.profiles import profiles_for
 from thebes.sim.costs import FREE_OF_COST
-from workloads import RESNET, VGG, finishes, trace_of
 
 # Spec 2.4: model, tensors, total MB, largest MB, largest/total, largest/mean.
 TABLE = """

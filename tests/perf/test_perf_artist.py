@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kit.workloads import finishes, trace_of
 from thebes import UserError, simulate
 from thebes.model.cluster import from_short_form
 from thebes.model.profiles import shape_table
 from thebes.perf import Artist
 from thebes.perf.artist import PROFILES, Dimension, dimensions, exposed_s, reduce_s, shape_of
 from thebes.perf.base import Gang
-from workloads import finishes, trace_of
 
 # Spec 2.3: 8 in a machine, 8 over 2 machines, 8 over 8 machines, 32 over 4 machines, 16 over 2 racks, 16 scattered.
 PLACEMENTS = [(8, 1, 1), (8, 2, 1), (8, 8, 1), (32, 4, 1), (16, 2, 2), (16, 16, 2)]

@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import thebes
+from kit.effort import effort
+from kit.workloads import shared_data, trace_of
 from thebes import UserError, simulate
 from thebes.model.cluster import Cluster, from_toml
 from thebes.model.profiles import shape_table
 from thebes.perf import Gavel, Pollux, SpeedModel
 from thebes.perf.base import Gang
-from thebes.perf.measured import Curve, bracket, gavel_models, gavel_table, pollux_table
+from thebes.perf.measured import MeasuredCurve, bracket, gavel_models, gavel_table, pollux_table
 from thebes.perf.network import network_models
 from thebes.perf.profiles import iterations
-from workloads import effort, shared_data, trace_of
 
 DATA = Path(thebes.__file__).parent / "data" / "profiles"
 
@@ -41,20 +42,20 @@ def seconds_of(perf: SpeedModel, model: str, gpus: int, where: Cluster) -> np.nd
 
 
 def test_a_curve_between_its_points_and_beyond() -> None:
-    curve = Curve((1, 2, 8), (1.0, 2.0, 4.0))
+    curve = MeasuredCurve((1, 2, 8), (1.0, 2.0, 4.0))
     assert [curve.at(n) for n in (1, 2, 8)] == [1.0, 2.0, 4.0]
     assert curve.at(4) == pytest.approx(2 * 2**0.5)  # half-way on both logarithmic scales
     assert curve.trend == pytest.approx(0.5)  # from 2 to 8: GPUs times four, seconds times two
     assert curve.at(32) == pytest.approx(8.0)
-    assert Curve((1, 2, 4), (3.0, 2.0, 1.0)).at(64) == 1.0  # a falling trend does not go on for ever
-    assert Curve((1, 2, 4), (1.0, 1.0, 9.0)).trend == 1.0
-    assert Curve((1, 2, 4), (1.0, 2.0, 4.0), steady=True).at(64) == 4.0
+    assert MeasuredCurve((1, 2, 4), (3.0, 2.0, 1.0)).at(64) == 1.0  # a falling trend does not go on for ever
+    assert MeasuredCurve((1, 2, 4), (1.0, 1.0, 9.0)).trend == 1.0
+    assert MeasuredCurve((1, 2, 4), (1.0, 2.0, 4.0), steady=True).at(64) == 4.0
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=4, max_size=4), st.integers(1, 64))
 @effort(60)
 def test_a_curve_stays_between_its_neighbours(seconds: list[float], count: int) -> None:
-    curve = Curve((1, 2, 4, 8), tuple(seconds))
+    curve = MeasuredCurve((1, 2, 4, 8), tuple(seconds))
     value = curve.at(count)
     if count <= 8:
         around = [s for c, s in zip(curve.counts, seconds, strict=True) if c / 2 < count < c * 2]

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
+from kit.workloads import finishes, trace_of
 from thebes import Decision, Policy, UserError, View, simulate
 from thebes.model.cluster import from_short_form
 from thebes.model.decision import HOLDS
@@ -21,9 +23,8 @@ from thebes.perf.interference import PAGING_RATE, Interference, gavel_pairs, sta
 from thebes.perf.models import Model, catalogue
 from thebes.perf.network import network_models
 from thebes.policy import find
+from thebes.report.result import Result
 from thebes.sim.costs import FREE_OF_COST
-from thebes.sim.result import Result
-from workloads import effort, finishes, trace_of
 
 
 class Seats(Policy):

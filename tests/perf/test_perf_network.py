@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
+from kit.workloads import finishes, trace_of
 from thebes import Decision, Policy, UserError, View, simulate
 from thebes.model.cluster import Cluster, from_short_form, from_toml
 from thebes.model.links import NETWORKS, Link, with_network
@@ -20,7 +22,6 @@ from thebes.perf.models import gang_class, gpu_speeds, known_names, large_catalo
 from thebes.perf.network import START_S, Hop, ring, tree, two_level
 from thebes.perf.profiles import iterations
 from thebes.sim.costs import FREE_OF_COST
-from workloads import effort, finishes, trace_of
 
 GB = 1e9
 NVLINK, WIRE = Hop(1e-6, 100 * GB), Hop(10e-6, 10 * GB)

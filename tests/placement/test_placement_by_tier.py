@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
 from thebes.model.cluster import TIERS, NodeKind, uniform
 from thebes.model.machine import FREE, copy_of, machine_of, nodes_spanned, occupy, tier_spanned
 from thebes.placement.by_tier import narrowest_tier, place_within
@@ -57,7 +58,7 @@ def test_across_racks_fewest_nodes_come_first_then_fewest_racks() -> None:
     assert tier_spanned(machine, np.array(gpus)) == RACK
 
 
-@settings(max_examples=60, deadline=None)
+@effort(60)
 @given(st.sets(st.integers(0, 23)), st.integers(1, 24))
 def test_what_is_placed_lies_inside_the_tier_was_free_and_the_narrowest_tier_is_told(
     taken: set[int], gpus: int

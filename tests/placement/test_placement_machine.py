@@ -8,6 +8,7 @@ from brute import CLUSTERS, TOML, free_of, occupied, recount
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
 from thebes.model.cluster import TIERS, from_short_form, from_toml
 from thebes.model.machine import (
     FREE,
@@ -21,7 +22,6 @@ from thebes.model.machine import (
     take,
     tier_spanned,
 )
-from workloads import effort
 
 
 @given(name=st.sampled_from(sorted(CLUSTERS)), data=st.data())

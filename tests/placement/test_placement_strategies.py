@@ -10,12 +10,12 @@ from brute import CLUSTERS, free_of, occupied, recount
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
 from thebes import UserError
 from thebes.model.cluster import Cluster
 from thebes.model.machine import Machine, copy_of, machine_of
 from thebes.placement import Skew, find, registry
-from thebes.placement.strategies import CONSOLIDATE, COUNT, RANDOM, RELAXED, SKEW, YARN, Strategy, max_gang, place
-from workloads import effort
+from thebes.placement.strategies import CONSOLIDATE, COUNT, RANDOM, RELAXED, SKEW, YARN, Strategy, largest_gangs, place
 
 LIMIT = 0.3
 
@@ -32,19 +32,21 @@ class Situation:
         self.nodes = [n for n in range(self.cluster.num_nodes) if self.cluster.node_kind[n] == kind]
         self.rack = self.cluster.node_rack.tolist()
 
-    def ask(self, code: int, *, skew: float = 0.0, seed: int = 0, attempt: int = 0) -> list[int] | None:
+    def ask(
+        self, code: int, *, skew: float = 0.0, seed: int = 0, row: int = 7, job_id: int = 7, attempt: int = 0
+    ) -> list[int] | None:
         """The GPUs that the strategy gives, or None; checks what holds for all of them."""
         machine = copy_of(self.machine)
         out = np.zeros(self.gpus, dtype=np.int64)
         strategy = Strategy(code, np.array([LIMIT]), seed)
-        placed = place(machine, strategy, 7, attempt, self.kind, self.gpus, 0, skew, out)
+        placed = place(machine, strategy, row, job_id, attempt, self.kind, self.gpus, 0, skew, out)
         recount(machine, self.cluster)
         if not placed:
             np.testing.assert_array_equal(machine.gpus["owner"], self.machine.gpus["owner"])
             return None
         gpus = out.tolist()
         assert gpus == sorted(set(gpus))
-        assert np.flatnonzero(machine.gpus["owner"] == 7).tolist() == gpus
+        assert np.flatnonzero(machine.gpus["owner"] == row).tolist() == gpus
         assert (self.machine.gpus["owner"][out] == -1).all()
         assert {int(self.cluster.node_kind[self.cluster.gpu_node[gpu]]) for gpu in gpus} == {self.kind}
         return gpus
@@ -169,16 +171,18 @@ def test_skew_waits_for_the_fewest_nodes_or_goes_anywhere(at: Situation) -> None
         assert skewed is None
 
 
-@given(at=situations(), seed=st.integers(0, 2**31), attempt=st.integers(0, 50))
+@given(at=situations(), seed=st.integers(0, 2**31), attempt=st.integers(0, 50), row=st.integers(0, 50))
 @effort(100)
-def test_random_is_valid_and_the_same_for_the_same_seed(at: Situation, seed: int, attempt: int) -> None:
+def test_random_is_valid_and_the_same_for_the_same_seed(at: Situation, seed: int, attempt: int, row: int) -> None:
+    """Whichever row of the table the job has: the ledger of a live cluster numbers rows anew."""
     gpus = at.ask(RANDOM, seed=seed, attempt=attempt)
     assert (gpus is not None) == at.enough()
-    assert gpus == at.ask(RANDOM, seed=seed, attempt=attempt)
+    assert gpus == at.ask(RANDOM, seed=seed, attempt=attempt, row=row)
 
 
-def test_random_differs_by_seed_and_by_attempt() -> None:
+def test_random_differs_by_seed_by_job_and_by_attempt() -> None:
     at = Situation("2x3x4", [False] * 24, 0, 6)
+    assert len({tuple(at.ask(RANDOM, job_id=job_id) or ()) for job_id in range(20)}) > 10
     assert len({tuple(at.ask(RANDOM, seed=seed) or ()) for seed in range(20)}) > 10
     assert len({tuple(at.ask(RANDOM, attempt=attempt) or ()) for attempt in range(20)}) > 10
 
@@ -189,7 +193,7 @@ def test_the_largest_gang_is_placed_on_an_idle_cluster_and_one_more_is_not(name:
     cluster = CLUSTERS[name]
     kind = data.draw(st.integers(0, len(cluster.kinds) - 1))
     code = data.draw(st.sampled_from([COUNT, YARN, CONSOLIDATE, RELAXED, SKEW, RANDOM]))
-    most = max_gang(machine_of(cluster), code, kind)
+    most = largest_gangs(machine_of(cluster), code)[kind]
     for gpus in range(1, int(cluster.kind_gpus[kind]) + 1):
         placed = Situation(name, [False] * cluster.total_gpus, kind, gpus).ask(code, skew=0.9)
         assert (placed is not None) == (gpus <= most)

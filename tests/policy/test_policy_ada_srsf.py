@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from kit.effort import effort
+from kit.hkbu_workload import mean_jct_s, played
+from kit.workloads import mixed_cluster, trace_of, workloads
 from thebes import Trace, UserError, simulate
 from thebes.model.cluster import from_short_form
 from thebes.model.machine import machine_of, occupy
@@ -21,10 +22,6 @@ from thebes.placement.strategies import place
 from thebes.policy import find, registry
 from thebes.policy.ada_srsf import AdaSrsf, ada_dual_bound, all_reduce_s
 from thebes.sim.choices import configure
-from workloads import effort, mixed_cluster, trace_of, workloads
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "anchors"))
-from hkbu_workload import mean_jct_s, played
 
 B, ETA = 0.856e-3, 0.235e-3
 
@@ -161,7 +158,7 @@ def test_exclusive_lwf_takes_the_least_busy_node_above_kappa(kappa: int, given: 
     machine, out = machine_of(from_short_form("2x4")), np.zeros(2, dtype=np.int64)
     occupy(machine, 0, np.array([0, 1]))
     # when it is above kappa it takes the idle node, else the first free GPUs
-    assert place(machine, Lwf(kappa=kappa).strategy(0), 1, 0, 0, 2, 0, 0.0, out)
+    assert place(machine, Lwf(kappa=kappa).strategy(0), 1, 1, 0, 0, 2, 0, 0.0, out)
     assert out.tolist() == given
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
 from thebes.model.errors import UserError
-from thebes.policy.auction import NOTHING, Bids, Outcome, auction, leftovers, upper_bound, whole_gpus
-from workloads import effort
+from thebes.policy.fairness.auction import NOTHING, AuctionResult, Bids, auction, leftovers, upper_bound, whole_gpus
 
 VALUES = st.floats(0.05, 20.0)
 TABLE = st.dictionaries(st.integers(1, 6), VALUES, min_size=1, max_size=3)  # GPUs -> value
@@ -38,12 +38,12 @@ def best_by_hand(bidders: list[tuple[float, dict[int, float]]], capacity: int) -
     return best
 
 
-def value_of(bids: Bids, outcome: Outcome, bidder: int) -> float:
+def value_of(bids: Bids, outcome: AuctionResult, bidder: int) -> float:
     bundle = outcome.bundle[bidder]
     return float(bids.nothing[bidder] if bundle == NOTHING else bids.value[bundle])
 
 
-def gpus_won(bids: Bids, outcome: Outcome) -> int:
+def gpus_won(bids: Bids, outcome: AuctionResult) -> int:
     return int(bids.gpus[outcome.bundle[outcome.bundle != NOTHING]].sum())
 
 

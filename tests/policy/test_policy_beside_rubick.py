@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_policy_conduct import is_pure, watch
 
+from kit.effort import effort
+from kit.workloads import finishes, story
 from thebes import Decision, Policy, Result, Trace, UserError, View, simulate
 from thebes.model.cluster import Cluster, NodeKind, uniform
 from thebes.model.decision import BEHIND, HOLDS, NO_GPUS, NOT_CHOSEN, OVER_QUOTA
@@ -21,11 +23,10 @@ from thebes.perf.plans.book import PlanBook
 from thebes.perf.plans.site import site_of
 from thebes.perf.plans.speed import Plans
 from thebes.perf.plans.transformer import catalogue
-from thebes.policy.antman_like import Admitted, AntManLike
-from thebes.policy.sia_like import SiaLike, choose, configurations
-from thebes.policy.synergy_like import Needs, SynergyLike, deal_cpus
+from thebes.policy.rubick.antman_like import Admitted, AntManLike
+from thebes.policy.rubick.sia_like import SiaLike, choose, configurations
+from thebes.policy.rubick.synergy_like import Needs, SynergyLike, deal_cpus
 from thebes.sim.costs import FREE_OF_COST, Costs
-from workloads import effort, finishes, story
 
 BY_MODEL = Plans(truth="model")
 FREE: dict[str, Any] = {"perf": BY_MODEL, "costs": FREE_OF_COST}

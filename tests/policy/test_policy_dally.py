@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,25 +15,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
+from kit.workloads import finishes, story, trace_of, workloads
 from thebes import Decision, Policy, Result, Trace, UserError, View, simulate
 from thebes.model.decision import BETTER_PLACE, HOLDS, NO_GPUS
+from thebes.model.facts import PROFILES
 from thebes.model.machine import BLOCKED, copy_of, set_free, tier_spanned
 from thebes.model.profiles import TIER_NODE, TIER_RACK
-from thebes.model.view import PROFILES
-from thebes.policy.dally import (
+from thebes.policy.dally.dally import (
     CONSOLIDATED,
     MANUAL,
     NO_WAIT,
     Dally,
     DallyConsolidated,
     DallyManual,
+    DallyMemory,
     DallyNoWait,
-    Memory,
     nw_sens,
 )
-from thebes.policy.dally_tuner import IN_RACK, ON_MACHINE, Waits, estimate, record, tune
+from thebes.policy.dally.tuner import IN_RACK, ON_MACHINE, Waits, estimate, record, tune
 from thebes.sim.costs import FREE_OF_COST
-from workloads import effort, finishes, story, trace_of, workloads
 
 Look = Callable[[View, Decision], None]
 
@@ -158,17 +160,17 @@ def test_with_keep_place_a_job_stays_where_nobody_else_wants() -> None:
 def lease_is_held(view: View, decision: Decision) -> None:
     """GPUs on lease are the GPUs of active jobs, and no lease in force has ended."""
     memory = decision.memory
-    assert isinstance(memory, Memory)
+    assert isinstance(memory, DallyMemory)
     leases, counts = memory.leases, decision.counts
     assert counts is not None
-    assert np.array_equal(leases.rows, decision.rows)
+    assert np.array_equal(leases.ids, decision.rows)
     assert counts.sum() == len(decision.gpus) == len(np.unique(decision.gpus))
     assert (leases.end_s > view.now_s).all()
     assert (leases.end_s <= view.now_s + 10.0 + 1e-9).all()
     before = view.memory
-    if isinstance(before, Memory):
-        alive = np.isin(before.leases.rows, view.jobs.rows)
-        assert np.array_equal(before.leases.rows[alive], view.jobs.rows[view.jobs.running])
+    if isinstance(before, DallyMemory):
+        alive = np.isin(before.leases.ids, view.jobs.rows)
+        assert np.array_equal(before.leases.ids[alive], view.jobs.rows[view.jobs.running])
         if not before.leases.unrivalled:
             assert (before.leases.end_s[alive] >= view.now_s).all()
     if len(decision.rows) < len(view.jobs) and len(leases.end_s):
@@ -194,7 +196,7 @@ def test_gpus_on_lease_are_the_gpus_of_active_jobs(trace: Trace, policy: Dally) 
 
 
 def at_every_lease_end(view: View, decision: Decision) -> Decision:
-    assert isinstance(decision.memory, Memory)
+    assert isinstance(decision.memory, DallyMemory)
     ends_s = decision.memory.leases.end_s
     return dataclasses.replace(decision, wake_s=float(min([decision.wake_s, *ends_s])))
 
@@ -226,7 +228,7 @@ def test_nw_sens_is_the_mean_efficiency_over_time() -> None:
     def look(view: View, _: Decision) -> None:
         ran_s, progress_s = view.jobs.ran_s, view.jobs.progress_s
         for i, row in enumerate(view.jobs.rows.tolist()):
-            score = float(nw_sens(view._table.jobs[row], view.now_s))
+            score = float(nw_sens(ran_s[i], view.jobs.talked_s[i]))
             if view.jobs.running[i]:
                 tiers.setdefault(row, set()).add(int(view.jobs.tier[i]))
             if ran_s[i] == 0:
@@ -249,14 +251,14 @@ def test_offers_go_first_to_whom_the_network_hurts_most(trace: Trace) -> None:
 
     def look(view: View, decision: Decision) -> None:
         jobs = view.jobs
-        before = view.memory.leases if isinstance(view.memory, Memory) else None
+        before = view.memory.leases if isinstance(view.memory, DallyMemory) else None
         ended = np.zeros(len(jobs), dtype=bool)
         if before is not None:
-            ends = dict(zip(before.rows.tolist(), before.end_s.tolist(), strict=True))
+            ends = dict(zip(before.ids.tolist(), before.end_s.tolist(), strict=True))
             ended = np.array([ends.get(row, np.inf) == view.now_s for row in jobs.rows.tolist()])
         key = [
-            (float(nw_sens(view._table.jobs[row], view.now_s)), view.now_s if running else since, row)
-            for row, running, since in zip(jobs.rows.tolist(), jobs.running, jobs.since_s, strict=True)
+            (float(nw_sens(jobs.ran_s[i], jobs.talked_s[i])), view.now_s if running else jobs.since_s[i], row)
+            for i, (row, running) in enumerate(zip(jobs.rows.tolist(), jobs.running, strict=True))
         ]
         holds = decision.fate == HOLDS
         for demand in set(jobs.gpus.tolist()):
@@ -306,10 +308,10 @@ def test_short_waits_are_not_recorded_and_old_ones_are_all_forgotten() -> None:
 @pytest.mark.parametrize("by_model", [False, True])
 def test_the_tuner_learns_from_the_waits_of_a_run(by_model: bool) -> None:
     """Given three jobs in turns of 10 s on one GPU, the third has waited two leases before its first."""
-    memories: dict[float, Memory] = {}
+    memories: dict[float, DallyMemory] = {}
 
     def look(view: View, decision: Decision) -> None:
-        assert isinstance(decision.memory, Memory)
+        assert isinstance(decision.memory, DallyMemory)
         memories[view.now_s] = decision.memory
 
     trace = trace_of((0, 1, 15), (0, 1, 15), (0, 1, 15), model=["resnet50", "vgg19", "vgg19"])
@@ -389,8 +391,9 @@ def test_blocked_gpus_are_not_offered_and_do_not_count_as_room() -> None:
 
 def test_the_users_own_shape_is_kept() -> None:
     def over_two_nodes(view: View) -> View:
-        view._table.jobs["want_nodes"][0] = 2
-        return view
+        jobs = view.board.table.jobs.copy()  # the View that the world shows must not be changed
+        jobs["want_nodes"][0] = 2
+        return replace(view, board=view.board._replace(table=view.board.table._replace(jobs=jobs)))
 
     policy = Watched(DallyConsolidated(lease_s=4.0), nothing, over_two_nodes)
     result = simulate(trace_of((0, 2, 10), (0, 1, 10)), "2x3", policy, costs=FREE_OF_COST)
@@ -401,7 +404,7 @@ def test_the_users_own_shape_is_kept() -> None:
 
 def test_user_priority_goes_before_sensitivity() -> None:
     def urgent_last(view: View) -> View:
-        view._table.jobs["priority"][2] = 1
+        view.board.table.jobs["priority"][2] = 1
         return view
 
     policy = Watched(Dally(), nothing, urgent_last)

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from test_policy_conduct import is_pure, watch
 
+from kit.effort import effort
+from kit.workloads import finishes, mixed_cluster, story, trace_of, workloads
 from thebes import Decision, Policy, Trace, View, simulate
 from thebes.model.decision import HOLDS, NOT_ITS_TURN
-from thebes.policy.ftf import Ftf, Race, fairest_shares, fairest_shares_by_kind, next_multiple
+from thebes.policy.fairness.ftf import Ftf, Race, fairest_shares, fairest_shares_by_kind, next_multiple
 from thebes.sim.costs import FREE_OF_COST
-from workloads import effort, finishes, mixed_cluster, story, trace_of, workloads
 
 JOB = st.tuples(st.integers(1, 8), st.floats(0, 500), st.floats(1, 500), st.floats(1, 5))
 
@@ -88,6 +89,14 @@ def test_with_several_kinds_the_largest_rho_is_the_least_that_scipy_finds(
     race, kinds = race_of(jobs), np.array(masks[: len(jobs)], dtype=np.int64)
     shares = fairest_shares_by_kind(race, kinds, np.array(kind_gpus))
     assert is_the_least(race.rho(shares).max(), race, kinds, np.array(kind_gpus))
+
+
+def test_a_full_share_that_rounding_made_a_little_less_holds_nobody_back() -> None:
+    """Given a job that cannot reach the common rho with all its GPUs, its kind must not be taken for the scarcest."""
+    race = race_of([(2, 23.0, 1.0, 1.5), (4, 0, 1, 1), (1, 0, 1, 1), (1, 0, 1, 2), (1, 0, 1, 1)])
+    kinds, kind_gpus = np.array([2, 2, 1, 1, 3]), np.array([1, 5, 1])
+    shares = fairest_shares_by_kind(race, kinds, kind_gpus)
+    assert is_the_least(race.rho(shares).max(), race, kinds, kind_gpus)
 
 
 def test_equal_jobs_take_turns() -> None:

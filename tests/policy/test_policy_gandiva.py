@@ -13,17 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
+from kit.workloads import RESNET, VGG, finishes, mixed_cluster, story, trace_of, workloads
 from thebes import Decision, Policy, Result, Trace, UserError, View, simulate
 from thebes.model.cluster import Cluster, from_short_form, from_toml
 from thebes.model.decision import HOLDS, NO_GPUS, NOT_ITS_TURN
 from thebes.model.machine import BLOCKED
 from thebes.model.parameters import configure
 from thebes.perf.interference import Interference, gavel_pairs
-from thebes.policy.gandiva import Gandiva
-from thebes.policy.gandiva_gavel import GandivaGavel
-from thebes.policy.gandiva_slicing import quantum_s, turn_order, weights
+from thebes.policy.gandiva.gandiva import Gandiva
+from thebes.policy.gandiva.gavel import GandivaGavel
+from thebes.policy.gandiva.slicing import quantum_s, turn_order, weights
 from thebes.sim.costs import FREE_OF_COST, Costs
-from workloads import RESNET, VGG, effort, finishes, mixed_cluster, story, trace_of, workloads
 
 # Turns only: what sharing GPUs in time does without the other mechanisms.
 TURNS = Gandiva(packing=False, migration=False, growing=False)
@@ -51,7 +52,7 @@ class Recorded(Policy):
 
     def decide(self, view: View) -> Decision:
         decision = self.policy.decide(view)
-        counts = view._table.jobs["gpus"][decision.rows] if decision.counts is None else decision.counts
+        counts = view.board.table.jobs["gpus"][decision.rows] if decision.counts is None else decision.counts
         given = np.split(decision.gpus, np.cumsum(counts)[:-1])
         rows = decision.rows.tolist()
         shares = np.ones(len(rows)) if decision.shares is None else decision.shares

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
+from kit.workloads import finishes, story, trace_of
 from thebes import UserError, simulate
-from thebes.policy.gittins import Gittins, ShortestExpected
-from thebes.policy.learning import FIRST_REFRESH, known_count, next_refresh
-from thebes.policy.priority import distribution_of, gittins_index
-from thebes.policy.samples import read_samples
-from thebes.policy.tiresias import TiresiasG
+from thebes.policy.orders.gittins import Gittins, ShortestExpected
+from thebes.policy.orders.learning import FIRST_REFRESH, known_count, next_refresh
+from thebes.policy.orders.priority import distribution_of, gittins_index
+from thebes.policy.orders.samples import read_samples
+from thebes.policy.orders.tiresias import TiresiasG
 from thebes.sim.costs import FREE_OF_COST
 from thebes.sim.released_tiresias import released_samples
-from workloads import effort, finishes, story, trace_of
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
+from kit.workloads import story
 from thebes import Decision, Policy, Result, Trace, UserError, View, simulate
 from thebes.model.cluster import Cluster, NodeKind, uniform
 from thebes.model.decision import HOLDS, NO_GPUS, OVER_QUOTA
@@ -19,12 +21,11 @@ from thebes.model.plan import plan_of
 from thebes.perf.plans.book import PlanBook
 from thebes.perf.plans.speed import Plans
 from thebes.policy import find
-from thebes.policy.rubick import Memory, Rubick, RubickE, RubickN, RubickR
-from thebes.policy.rubick_curves import Room
-from thebes.policy.rubick_library import Demand, Freedom, Library
+from thebes.policy.rubick.curves import Room
+from thebes.policy.rubick.library import Demand, Freedom, Library
+from thebes.policy.rubick.rubick import Rubick, RubickE, RubickMemory, RubickN, RubickR
 from thebes.sim.costs import Costs
 from thebes.trace import read
-from workloads import effort, story
 
 BY_MODEL = Plans(truth="model")
 MODELS = ("vit", "roberta-large", "bert-large", "t5", "gpt-2", "llama-2-7b")
@@ -308,10 +309,10 @@ def test_a_model_is_refitted_when_what_was_measured_and_what_was_predicted_part(
     both = ((0.0, 8, 4000.0, "bert-large"), (0.0, 8, 4000.0, "gpt-2"))
     trace = jobs(*both, (1000.0, 1, 1.0, "vit"), plan=["dp8", "zero-dp8", "dp1"])
     gaps: list[float] = []
-    memories: list[Memory] = []
+    memories: list[RubickMemory] = []
 
     def look(view: View, decision: Decision) -> None:
-        assert isinstance(decision.memory, Memory)
+        assert isinstance(decision.memory, RubickMemory)
         memories.append(decision.memory)
         for number, sample in decision.memory.samples:
             books = (view.plans, decision.memory.book or view.plans)
@@ -329,7 +330,7 @@ def test_without_a_gap_nothing_is_refitted() -> None:
     trace = jobs((0, 8, 4000, "bert-large"))
 
     def look(view: View, decision: Decision) -> None:
-        assert decision.memory == Memory()
+        assert decision.memory == RubickMemory()
 
     watch(trace, nodes_of_8(), Rubick(refit_above=0.005), look)
     watch(trace, nodes_of_8(), Rubick(refit_above=0.0), look, perf=Plans(truth="measured"))
@@ -341,7 +342,7 @@ def test_a_model_is_refitted_once_per_round() -> None:
     refits: list[float] = []
 
     def look(view: View, decision: Decision) -> None:
-        assert isinstance(decision.memory, Memory)
+        assert isinstance(decision.memory, RubickMemory)
         refits.extend(at_s for _, at_s in decision.memory.refitted_s)
 
     watch(trace, nodes_of_8(), Rubick(refit_above=0.001, round_s=60.0), look, perf=Plans(truth="measured"))

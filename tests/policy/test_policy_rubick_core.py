@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thebes.policy.rubick_board import BY_SLOPE, NOWHERE, PROMISED, STARVED, Board, Job, Seat
-from thebes.policy.rubick_cpus import deal_cpus
-from thebes.policy.rubick_curves import Curve, Footing, Look, Room, slope
-from thebes.policy.rubick_guard import burden, guarded, next_round_s
-from thebes.policy.rubick_round import Rules, expand, mend, replan, schedule
-from workloads import effort
+from kit.effort import effort
+from thebes.policy.rubick.board import BY_SLOPE, NOWHERE, PROMISED, STARVED, BoardJob, Seat, SeatBoard
+from thebes.policy.rubick.cpus import deal_cpus
+from thebes.policy.rubick.curves import BestPlanAt, DemandCurve, Footing, Room, slope
+from thebes.policy.rubick.guard import burden, guarded, next_round_s
+from thebes.policy.rubick.round import Rules, expand, mend, replan, schedule
 
 ROOM = Room(nodes=4, gpus=8, cpus=96, host_gib=1600.0)
 ONE_NODE = ROOM._replace(nodes=1)
 
 
-def rates(**by_gpus: float) -> Look:
+def rates(**by_gpus: float) -> BestPlanAt:
     """`rates(g1=1.0, g2=1.8)`: a job that runs on one GPU or two; every node more costs a tenth."""
     table = {int(name[1:]): rate for name, rate in by_gpus.items()}
 
@@ -30,7 +30,7 @@ def rates(**by_gpus: float) -> Look:
     return look
 
 
-def power(exponent: float, scale: float = 1.0, host_gib: float = 0.0) -> Look:
+def power(exponent: float, scale: float = 1.0, host_gib: float = 0.0) -> BestPlanAt:
     """Throughput grows as a power of the GPUs: 1 is linear, 0 does not grow at all."""
 
     def look(gpus: int, nodes: int, cpus: int) -> Footing | None:
@@ -44,22 +44,24 @@ def offloading(gpus: int, nodes: int, cpus: int) -> Footing:
     return Footing(gpus * 2.0 / (1.0 + 12.0 / cpus) * 0.9 ** (nodes - 1), cpus, 100.0, 7)
 
 
-def curve_of(look: Look, room: Room = ROOM, levels: range | tuple[int, ...] = range(1, 33), sla: float = 0.0) -> Curve:
-    return Curve([g for g in levels if g <= room.nodes * room.gpus], look, room, sla=sla)
+def curve_of(
+    look: BestPlanAt, room: Room = ROOM, levels: range | tuple[int, ...] = range(1, 33), sla: float = 0.0
+) -> DemandCurve:
+    return DemandCurve([g for g in levels if g <= room.nodes * room.gpus], look, room, sla=sla)
 
 
-def held(curve: Curve, nodes: tuple[int, ...], each: int) -> Seat:
+def held(curve: DemandCurve, nodes: tuple[int, ...], each: int) -> Seat:
     footing = curve.footing((len(nodes), each))
     assert footing is not None
     return Seat(nodes, (each,) * len(nodes), footing)
 
 
-def board_of(room: Room, jobs: list[Job], seats: list[Seat], **options: Any) -> Board:
+def board_of(room: Room, jobs: list[BoardJob], seats: list[Seat], **options: Any) -> SeatBoard:
     free = [room.gpus] * room.nodes
     for seat in seats:
         for node, count in zip(seat.nodes, seat.counts, strict=True):
             free[node] -= count
-    return Board(room, free, jobs, seats, **options)
+    return SeatBoard(room, free, jobs, seats, **options)
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
@@ -81,7 +83,7 @@ def test_spec_8_3_a_level_that_fewer_gpus_come_within_one_percent_of_does_not_ex
 
 def test_spec_8_3_a_job_holds_only_levels() -> None:
     curve = curve_of(rates(g1=1.0, g2=1.8, g3=1.81, g4=1.815), ONE_NODE)
-    board = board_of(ONE_NODE, [Job(curve)], [NOWHERE])
+    board = board_of(ONE_NODE, [BoardJob(curve)], [NOWHERE])
     schedule(board, [], [], [0], Rules())
     expand(board, Rules())
     assert board.seats[0].gpus == 2
@@ -102,7 +104,7 @@ def test_another_plan_than_the_users_own_must_be_expected_to_be_faster_by_more_t
         found = own(gpus, nodes, cpus)
         return found and found._replace(plan=1)
 
-    sure, doubtful = (Curve(range(1, 9), best, ROOM, sla=2.0, own=own_plan, doubt=doubt) for doubt in (0.0, 0.1))
+    sure, doubtful = (DemandCurve(range(1, 9), best, ROOM, sla=2.0, own=own_plan, doubt=doubt) for doubt in (0.0, 0.1))
     assert sure.footing((1, 4)) == Footing(2.1, 1, 0.0, 104)
     assert doubtful.footing((1, 4)) == Footing(2.0, 1, 0.0, 1)
     assert sure.levels == doubtful.levels == (4,)
@@ -141,7 +143,7 @@ def test_shapes_spread_evenly_and_come_fastest_first() -> None:
 def test_spec_8_4_gpus_move_to_the_steeper_curve() -> None:
     """Given a flat job on all 8 GPUs, when a steep one comes, then it takes GPUs until the flat one is steeper."""
     flat, steep = curve_of(power(0.3), ONE_NODE), curve_of(power(0.9), ONE_NODE)
-    board = board_of(ONE_NODE, [Job(flat, running=True), Job(steep)], [held(flat, (0,), 8), NOWHERE])
+    board = board_of(ONE_NODE, [BoardJob(flat, running=True), BoardJob(steep)], [held(flat, (0,), 8), NOWHERE])
     schedule(board, [], [], [1], Rules())
     expand(board, Rules())
     few, many = board.seats[0].gpus, board.seats[1].gpus
@@ -152,7 +154,7 @@ def test_spec_8_4_gpus_move_to_the_steeper_curve() -> None:
 
 def test_nobody_gives_gpus_to_a_flatter_curve() -> None:
     flat, steep = curve_of(power(0.3, scale=0.1), ONE_NODE), curve_of(power(0.9), ONE_NODE)
-    board = board_of(ONE_NODE, [Job(steep, running=True), Job(flat)], [held(steep, (0,), 8), NOWHERE])
+    board = board_of(ONE_NODE, [BoardJob(steep, running=True), BoardJob(flat)], [held(steep, (0,), 8), NOWHERE])
     schedule(board, [], [], [1], Rules())
     expand(board, Rules())
     assert board.seats == [held(steep, (0,), 8), NOWHERE]
@@ -161,7 +163,7 @@ def test_nobody_gives_gpus_to_a_flatter_curve() -> None:
 def test_equal_curves_are_left_alone() -> None:
     """Given equal jobs on 1 GPU each, then nobody is evicted for another of its kind (no livelock)."""
     curve = curve_of(power(0.8), ONE_NODE)
-    jobs = [Job(curve, running=True) for _ in range(8)] + [Job(curve)]
+    jobs = [BoardJob(curve, running=True) for _ in range(8)] + [BoardJob(curve)]
     board = board_of(ONE_NODE, jobs, [held(curve, (0,), 1) for _ in range(8)] + [NOWHERE])
     schedule(board, [], [], [8], Rules())
     expand(board, Rules())
@@ -171,14 +173,14 @@ def test_equal_curves_are_left_alone() -> None:
 def test_a_large_gang_is_not_evicted_for_one_gpu() -> None:
     """Given a gang that cannot run on fewer than 8 GPUs, then one GPU is not worth what all of it brings."""
     gang, small = curve_of(rates(g8=1.0), ONE_NODE), curve_of(rates(g1=0.5), ONE_NODE)
-    board = board_of(ONE_NODE, [Job(gang, running=True), Job(small)], [held(gang, (0,), 8), NOWHERE])
+    board = board_of(ONE_NODE, [BoardJob(gang, running=True), BoardJob(small)], [held(gang, (0,), 8), NOWHERE])
     schedule(board, [], [], [1], Rules())
     assert board.seats[0].gpus == 8
 
 
 def test_expand_only_takes_nothing_from_anybody() -> None:
     flat, steep = curve_of(power(0.3), ONE_NODE), curve_of(power(0.9), ONE_NODE)
-    board = board_of(ONE_NODE, [Job(flat, running=True), Job(steep)], [held(flat, (0,), 8), NOWHERE])
+    board = board_of(ONE_NODE, [BoardJob(flat, running=True), BoardJob(steep)], [held(flat, (0,), 8), NOWHERE])
     schedule(board, [], [], [1], Rules(shrink=False))
     expand(board, Rules(shrink=False))
     assert [seat.gpus for seat in board.seats] == [8, 0]
@@ -186,7 +188,7 @@ def test_expand_only_takes_nothing_from_anybody() -> None:
 
 def test_the_guard_of_a_victim_is_heeded() -> None:
     flat, steep = curve_of(power(0.3), ONE_NODE), curve_of(power(0.9), ONE_NODE)
-    jobs = [Job(flat, running=True, guarded=True), Job(steep)]
+    jobs = [BoardJob(flat, running=True, guarded=True), BoardJob(steep)]
     board = board_of(ONE_NODE, jobs, [held(flat, (0,), 8), NOWHERE])
     schedule(board, [], [], [1], Rules())
     expand(board, Rules())
@@ -195,7 +197,7 @@ def test_the_guard_of_a_victim_is_heeded() -> None:
 
 def test_free_gpus_go_to_the_steepest_curve() -> None:
     flat, steep = curve_of(power(0.3), ONE_NODE), curve_of(power(0.9), ONE_NODE)
-    board = board_of(ONE_NODE, [Job(flat), Job(steep)], [NOWHERE, NOWHERE])
+    board = board_of(ONE_NODE, [BoardJob(flat), BoardJob(steep)], [NOWHERE, NOWHERE])
     schedule(board, [], [], [1, 0], Rules())
     expand(board, Rules())
     assert [seat.gpus for seat in board.seats] == [1, 7]
@@ -203,7 +205,7 @@ def test_free_gpus_go_to_the_steepest_curve() -> None:
 
 def test_expand_moves_a_gang_to_more_nodes_evenly() -> None:
     curve = curve_of(power(0.9))
-    board = board_of(ROOM, [Job(curve)], [NOWHERE])
+    board = board_of(ROOM, [BoardJob(curve)], [NOWHERE])
     schedule(board, [], [], [0], Rules())
     expand(board, Rules())
     assert board.seats[0].counts == (8, 8, 8, 8)
@@ -211,7 +213,7 @@ def test_expand_moves_a_gang_to_more_nodes_evenly() -> None:
 
 def test_a_running_job_is_not_restarted_for_little() -> None:
     curve = curve_of(rates(g4=1.0, g8=1.05), ONE_NODE)
-    board = board_of(ONE_NODE, [Job(curve, running=True)], [held(curve, (0,), 4)])
+    board = board_of(ONE_NODE, [BoardJob(curve, running=True)], [held(curve, (0,), 4)])
     expand(board, Rules(worth_moving=0.1))
     assert board.seats[0].gpus == 4
     expand(board, Rules(worth_moving=0.04))
@@ -221,7 +223,7 @@ def test_a_running_job_is_not_restarted_for_little() -> None:
 def test_a_best_effort_job_does_not_start_where_it_would_crawl() -> None:
     """Given one free GPU on which a job reaches a tenth of its usual speed per GPU, then it waits, unless starved."""
     curve, other = curve_of(rates(g1=0.0125, g8=1.0), ONE_NODE), curve_of(power(1.0), ONE_NODE)
-    jobs, seats = [Job(other, running=True, protected=True), Job(curve)], [held(other, (0,), 7), NOWHERE]
+    jobs, seats = [BoardJob(other, running=True, protected=True), BoardJob(curve)], [held(other, (0,), 7), NOWHERE]
     board = board_of(ONE_NODE, jobs, seats)
     schedule(board, [], [], [1], Rules())
     assert board.seats[1] is NOWHERE
@@ -235,7 +237,7 @@ def test_a_best_effort_job_does_not_start_where_it_would_crawl() -> None:
 def test_a_guaranteed_job_takes_what_it_was_promised_from_best_effort_jobs() -> None:
     """Given steep and young best-effort jobs everywhere, then a guaranteed job still gets its minRes, and no more."""
     steep, promised = curve_of(power(1.0), ONE_NODE), curve_of(power(0.5), ONE_NODE, sla=2.0)
-    jobs = [Job(steep, running=True, guarded=True), Job(promised, guaranteed=True)]
+    jobs = [BoardJob(steep, running=True, guarded=True), BoardJob(promised, guaranteed=True)]
     board = board_of(ONE_NODE, jobs, [held(steep, (0,), 8), NOWHERE])
     schedule(board, [1], [], [], Rules())
     expand(board, Rules())
@@ -244,7 +246,10 @@ def test_a_guaranteed_job_takes_what_it_was_promised_from_best_effort_jobs() -> 
 
 def test_a_guaranteed_victim_keeps_its_promise() -> None:
     promised = curve_of(power(0.5), ONE_NODE, sla=2.0)
-    jobs = [Job(promised, guaranteed=True, running=True), Job(curve_of(power(1.0), ONE_NODE), guaranteed=True)]
+    jobs = [
+        BoardJob(promised, guaranteed=True, running=True),
+        BoardJob(curve_of(power(1.0), ONE_NODE), guaranteed=True),
+    ]
     board = board_of(ONE_NODE, jobs, [held(promised, (0,), 8), NOWHERE])
     schedule(board, [1], [], [], Rules())
     expand(board, Rules())
@@ -256,7 +261,7 @@ def test_a_guaranteed_job_below_its_promise_comes_first() -> None:
     """Given a guaranteed job that a new fit shows to be too slow, then it gets more, whatever its guard says."""
     promised, other = curve_of(power(1.0), ONE_NODE, sla=4.0), curve_of(power(1.0), ONE_NODE)
     slow = Seat((0,), (2,), Footing(2.0, 1, 0.0, 102))
-    jobs = [Job(promised, guaranteed=True, running=True, guarded=True), Job(other, running=True)]
+    jobs = [BoardJob(promised, guaranteed=True, running=True, guarded=True), BoardJob(other, running=True)]
     board = board_of(ONE_NODE, jobs, [slow, held(other, (0,), 6)])
     mend(board, Rules())
     assert [seat.gpus for seat in board.seats] == [4, 4]
@@ -265,7 +270,7 @@ def test_a_guaranteed_job_below_its_promise_comes_first() -> None:
 def test_a_transaction_that_fails_changes_nothing() -> None:
     """Given victims that could give some GPUs but not enough, then none of them gives any."""
     flat, gang = curve_of(power(0.1), ONE_NODE), curve_of(rates(g8=100.0), ONE_NODE)
-    jobs = [Job(flat, running=True), Job(flat, running=True, protected=True), Job(gang)]
+    jobs = [BoardJob(flat, running=True), BoardJob(flat, running=True, protected=True), BoardJob(gang)]
     seats = [held(flat, (0,), 4), held(flat, (0,), 4), NOWHERE]
     board = board_of(ONE_NODE, jobs, seats)
     free_cpus, free_gib = list(board.free_cpus), list(board.free_gib)
@@ -278,7 +283,9 @@ def test_who_lost_all_its_gpus_may_go_on_elsewhere() -> None:
     """Given a node that a gang needs whole, then a small job on it moves to a free GPU."""
     small, gang = curve_of(rates(g1=0.1)), curve_of(rates(g8=4.0))
     wall = curve_of(rates(g7=7.0))
-    jobs = [Job(small, running=True), Job(gang)] + [Job(wall, running=True, guarded=True) for _ in range(3)]
+    jobs = [BoardJob(small, running=True), BoardJob(gang)] + [
+        BoardJob(wall, running=True, guarded=True) for _ in range(3)
+    ]
     seats = [held(small, (0,), 1), NOWHERE] + [held(wall, (node,), 7) for node in (1, 2, 3)]
     board = board_of(ROOM, jobs, seats)
     schedule(board, [], [], [1], Rules())
@@ -292,7 +299,7 @@ def test_who_lost_all_its_gpus_may_go_on_elsewhere() -> None:
 
 def test_a_starved_job_takes_from_best_effort_jobs_by_force() -> None:
     steep, flat = curve_of(power(1.0), ONE_NODE), curve_of(rates(g8=0.1), ONE_NODE)
-    jobs = [Job(steep, running=True, guarded=True), Job(flat)]
+    jobs = [BoardJob(steep, running=True, guarded=True), BoardJob(flat)]
     board = board_of(ONE_NODE, jobs, [held(steep, (0,), 8), NOWHERE])
     assert schedule(board, [], [1], [], Rules()) == [1]
     assert [seat.gpus for seat in board.seats] == [0, 8]
@@ -300,15 +307,15 @@ def test_a_starved_job_takes_from_best_effort_jobs_by_force() -> None:
 
 def test_a_starved_job_takes_nothing_from_guaranteed_jobs_or_from_protected_ones() -> None:
     promised, flat = curve_of(power(1.0), ONE_NODE, sla=4.0), curve_of(rates(g8=0.1), ONE_NODE)
-    for victim in (Job(promised, guaranteed=True, running=True), Job(promised, protected=True, running=True)):
-        board = board_of(ONE_NODE, [victim, Job(flat)], [held(promised, (0,), 4), NOWHERE])
+    for victim in (BoardJob(promised, guaranteed=True, running=True), BoardJob(promised, protected=True, running=True)):
+        board = board_of(ONE_NODE, [victim, BoardJob(flat)], [held(promised, (0,), 4), NOWHERE])
         assert schedule(board, [], [1], [], Rules()) == []
         assert [seat.gpus for seat in board.seats] == [4, 0]
 
 
 def test_a_promise_goes_before_protection() -> None:
     steep, promised = curve_of(power(1.0), ONE_NODE), curve_of(power(1.0), ONE_NODE, sla=4.0)
-    jobs = [Job(steep, running=True, protected=True), Job(promised, guaranteed=True)]
+    jobs = [BoardJob(steep, running=True, protected=True), BoardJob(promised, guaranteed=True)]
     board = board_of(ONE_NODE, jobs, [held(steep, (0,), 8), NOWHERE])
     schedule(board, [1], [], [], Rules())
     assert [seat.gpus for seat in board.seats] == [4, 4]
@@ -317,7 +324,12 @@ def test_a_promise_goes_before_protection() -> None:
 def test_nobody_behind_the_first_starved_job_takes_by_force() -> None:
     """Given a starved gang that still waits for a protected job, then a starved small one does not take its place."""
     steep, gang, small = (curve_of(look, ONE_NODE) for look in (power(1.0), rates(g8=0.1), rates(g1=0.01)))
-    jobs = [Job(steep, running=True, protected=True), Job(steep, running=True), Job(gang), Job(small)]
+    jobs = [
+        BoardJob(steep, running=True, protected=True),
+        BoardJob(steep, running=True),
+        BoardJob(gang),
+        BoardJob(small),
+    ]
     board = board_of(ONE_NODE, jobs, [held(steep, (0,), 4), held(steep, (0,), 4), NOWHERE, NOWHERE])
     assert schedule(board, [], [2, 3], [], Rules()) == []
     assert [seat.gpus for seat in board.seats] == [4, 4, 0, 0]
@@ -326,9 +338,11 @@ def test_nobody_behind_the_first_starved_job_takes_by_force() -> None:
 def test_force_hits_those_first_whom_restarts_have_cost_least() -> None:
     """Given two equal young jobs, one of them restarted often, then the other gives its GPUs up."""
     steep, promised = curve_of(power(1.0), ONE_NODE), curve_of(power(1.0), ONE_NODE, sla=4.0)
-    often, seldom = (Job(steep, running=True, guarded=True, burden=burden) for burden in (0.5, 0.05))
+    often, seldom = (BoardJob(steep, running=True, guarded=True, burden=burden) for burden in (0.5, 0.05))
     board = board_of(
-        ONE_NODE, [often, seldom, Job(promised, guaranteed=True)], [held(steep, (0,), 4), held(steep, (0,), 4), NOWHERE]
+        ONE_NODE,
+        [often, seldom, BoardJob(promised, guaranteed=True)],
+        [held(steep, (0,), 4), held(steep, (0,), 4), NOWHERE],
     )
     schedule(board, [2], [], [], Rules())
     assert [seat.gpus for seat in board.seats] == [4, 0, 4]
@@ -338,7 +352,7 @@ def test_force_hits_those_first_whom_restarts_have_cost_least() -> None:
 def test_changes_that_were_forced_upon_a_job_do_not_keep_it_from_growing() -> None:
     curve = curve_of(power(1.0), ONE_NODE)
     for rooted, gpus in ((False, 8), (True, 1)):
-        board = board_of(ONE_NODE, [Job(curve, running=True, guarded=True, rooted=rooted)], [held(curve, (0,), 1)])
+        board = board_of(ONE_NODE, [BoardJob(curve, running=True, guarded=True, rooted=rooted)], [held(curve, (0,), 1)])
         expand(board, Rules())
         assert board.seats[0].gpus == gpus
 
@@ -349,7 +363,7 @@ def test_changes_that_were_forced_upon_a_job_do_not_keep_it_from_growing() -> No
 def test_free_cpus_go_to_the_job_that_they_speed_up_most() -> None:
     """Given an offloading job on 2 GPUs beside one that needs none, then it has more than its share of 24 CPUs."""
     first, other = curve_of(offloading, ONE_NODE), curve_of(power(1.0), ONE_NODE)
-    jobs = [Job(first, running=True), Job(other, running=True)]
+    jobs = [BoardJob(first, running=True), BoardJob(other, running=True)]
     board = board_of(ONE_NODE, jobs, [held(first, (0,), 2), held(other, (0,), 6)])
     deal_cpus(board, lambda j, cpus: offloading(2, 1, cpus) if j == 0 else Footing(6.0, cpus, 0.0, 106))
     assert 12 < board.seats[0].footing.cpus <= 45
@@ -361,8 +375,8 @@ def test_free_cpus_go_to_the_job_that_they_speed_up_most() -> None:
 
 def test_host_memory_limits_how_many_jobs_a_node_takes() -> None:
     room = ONE_NODE._replace(host_gib=250.0)
-    curve = Curve((1,), power(1.0, host_gib=100.0), room)
-    board = board_of(room, [Job(curve)] * 4, [NOWHERE] * 4)
+    curve = DemandCurve((1,), power(1.0, host_gib=100.0), room)
+    board = board_of(room, [BoardJob(curve)] * 4, [NOWHERE] * 4)
     schedule(board, [], [], [0, 1, 2, 3], Rules())
     assert [seat.gpus for seat in board.seats] == [1, 1, 0, 0]
 
@@ -398,14 +412,14 @@ def test_rounds_are_multiples_of_their_length() -> None:
 
 
 @st.composite
-def boards(draw: st.DrawFn, override: bool = True) -> tuple[Board, dict[str, list[int]]]:
+def boards(draw: st.DrawFn, override: bool = True) -> tuple[SeatBoard, dict[str, list[int]]]:
     """A cluster with some jobs running and others waiting, of all sorts."""
     room = Room(draw(st.integers(1, 4)), draw(st.sampled_from([2, 4, 8])), draw(st.sampled_from([16, 96])), 500.0)
     kinds = [
         (power(draw(st.floats(0.05, 1.1)), draw(st.floats(0.1, 3.0)), draw(st.sampled_from([0.0, 60.0]))), levels)
         for levels in (tuple(range(1, 33)), (1, 2, 4, 8, 16, 32), (4, 8, 12, 24))
     ] + [(offloading, (1, 2, 3, 4, 8))]
-    jobs, seats, free = list[Job](), list[Seat](), [room.gpus] * room.nodes
+    jobs, seats, free = list[BoardJob](), list[Seat](), [room.gpus] * room.nodes
     cpus, gib = [room.cpus] * room.nodes, [room.host_gib] * room.nodes
     for _ in range(draw(st.integers(1, 16))):
         look, levels = draw(st.sampled_from(kinds))
@@ -433,7 +447,7 @@ def boards(draw: st.DrawFn, override: bool = True) -> tuple[Board, dict[str, lis
                     break
         guarded = draw(st.booleans())
         jobs.append(
-            Job(
+            BoardJob(
                 curve,
                 tenant=draw(st.integers(0, 1)),
                 guaranteed=guaranteed,
@@ -454,7 +468,7 @@ def boards(draw: st.DrawFn, override: bool = True) -> tuple[Board, dict[str, lis
     return board_of(room, jobs, seats, quotas=(10_000, 10_000), override=override), queues
 
 
-def play(board: Board, queues: dict[str, list[int]], rules: Rules) -> None:
+def play(board: SeatBoard, queues: dict[str, list[int]], rules: Rules) -> None:
     mend(board, rules)
     schedule(board, queues["guaranteed"], queues["starved"], queues["best_effort"], rules)
     replan(board, rules)
@@ -462,7 +476,7 @@ def play(board: Board, queues: dict[str, list[int]], rules: Rules) -> None:
     deal_cpus(board, lambda j, cpus: board.jobs[j].curve.with_cpus((1, board.seats[j].gpus), cpus))
 
 
-def is_consistent(board: Board) -> None:
+def is_consistent(board: SeatBoard) -> None:
     """What is free and what is held add up to what there is, on every node."""
     room = board.room
     gpus, cpus, gib = [0] * room.nodes, [0] * room.nodes, [0.0] * room.nodes
@@ -508,7 +522,7 @@ def test_a_round_keeps_within_every_node_and_keeps_every_promise(
 
 @given(drawn=boards(), data=st.data())
 @effort(100)
-def test_a_transaction_does_all_or_nothing(drawn: tuple[Board, dict[str, list[int]]], data: st.DataObject) -> None:
+def test_a_transaction_does_all_or_nothing(drawn: tuple[SeatBoard, dict[str, list[int]]], data: st.DataObject) -> None:
     board, _ = drawn
     waiting = [j for j, seat in enumerate(board.seats) if not seat.nodes]
     if not waiting:
@@ -525,7 +539,7 @@ def test_a_transaction_does_all_or_nothing(drawn: tuple[Board, dict[str, list[in
 
 @given(drawn=boards())
 @effort(50)
-def test_the_same_round_again_gives_the_same(drawn: tuple[Board, dict[str, list[int]]]) -> None:
+def test_the_same_round_again_gives_the_same(drawn: tuple[SeatBoard, dict[str, list[int]]]) -> None:
     board, queues = drawn
     jobs, seats = list(board.jobs), list(board.seats)
     twin = board_of(board.room, jobs, seats, quotas=(10_000, 10_000))

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_policy_conduct import is_pure, watch
 
+from kit.effort import effort
+from kit.workloads import finishes, mixed_cluster, story, trace_of, workloads
 from thebes import Decision, Policy, Trace, View, simulate
 from thebes.model.decision import HOLDS, OUTBID, OVER_QUOTA, fault_in, workspace_for
 from thebes.model.machine import BLOCKED, copy_of, release, set_free
-from thebes.model.view import JobsView
-from thebes.policy.themis import Book, Themis, ideal_s, shared_s
+from thebes.policy.fairness.themis import Book, Themis, ideal_s, shared_s
 from thebes.sim.costs import FREE_OF_COST
-from workloads import effort, finishes, mixed_cluster, story, trace_of, workloads
 
 
 def rho(elapsed_s: float, left_s: float, speed: float, duration_s: float, gpus: int, apps: float, total: int) -> float:
@@ -94,7 +94,7 @@ def test_every_gpu_goes_to_at_most_one_app_and_gangs_are_whole(trace: Trace, f: 
     def look(_: Policy, view: View, decision: Decision) -> None:
         assert len(np.unique(decision.gpus)) == len(decision.gpus)
         assert len(decision.gpus) == view.jobs.gpus[decision.fate == HOLDS].sum()
-        assert fault_in(view._table, view.machine, decision, workspace_for(view.machine)) == (0, -1)
+        assert fault_in(view.board.table, view.machine, decision, workspace_for(view.machine)) == (0, -1)
 
     result = watch(trace, mixed_cluster(), Themis(f=f, lease_s=9.0, payments=payments), look)
     assert result.metrics["completed"] == len(trace.jobs)
@@ -171,7 +171,7 @@ def test_nothing_runs_past_its_lease_without_renewal(trace: Trace, payments: boo
             assert decision.wake_s == book.until_s[holds].min()
         old = view.memory
         if isinstance(old, Book) and view.now_s < old.call_s < np.inf:  # leases in force are left alone
-            leased = np.isin(view.jobs.rows, old.rows) & view.jobs.running
+            leased = np.isin(view.jobs.id, old.ids) & view.jobs.running
             assert holds[leased].all()
 
     watch(trace, mixed_cluster(), Themis(lease_s=9.0, payments=payments), look)
@@ -253,7 +253,7 @@ def part_of(view: View, keep: Any, blocked_gpus: list[int]) -> View:
         machine.gpus["owner"][gpu] = BLOCKED
         set_free(machine, int(node), int(machine.nodes["free"][node]) - 1)
     jobs = view.jobs
-    some = JobsView(view._table, jobs.rows[keep], view.now_s, jobs._needs, jobs._tier_speeds)
+    some = jobs.among(jobs.rows[keep])
     return replace(view, machine=machine, jobs=some)
 
 
@@ -267,7 +267,7 @@ def test_blocked_gpus_are_not_given_and_only_own_jobs_are_named() -> None:
         keep = np.arange(len(view.jobs)) % 2 == 0
         part = part_of(view, keep, [0, 1, 2, 3])
         decision = policy.decide(part)
-        assert fault_in(part._table, part.machine, decision, workspace_for(part.machine)) == (0, -1)
+        assert fault_in(part.board.table, part.machine, decision, workspace_for(part.machine)) == (0, -1)
         assert (decision.gpus >= 4).all()
         assert np.isin(decision.rows, part.jobs.rows).all()
         assert len(decision.fate) == len(part.jobs)
@@ -281,8 +281,8 @@ def test_quotas_are_respected_and_told() -> None:
     def look(policy: Policy, view: View, _: Decision) -> None:
         if view.jobs.running.any():
             return
-        table = view._table._replace(quotas=np.array([2], dtype=np.int64))
-        decision = policy.decide(replace(view, _table=table))
+        table = view.board.table._replace(quotas=np.array([2], dtype=np.int64))
+        decision = policy.decide(replace(view, board=view.board._replace(table=table)))
         assert sorted(decision.fate.tolist()) == [HOLDS, HOLDS, OVER_QUOTA]
 
     watch(trace_of((0, 1, 50), (0, 1, 50), (0, 1, 50)), "1x4", Themis(), look)

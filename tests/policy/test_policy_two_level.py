@@ -12,16 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
+from kit.workloads import finishes, mixed_cluster, story, trace_of, workloads
 from thebes import Decision, Policy, Result, Trace, UserError, View, fill, simulate
 from thebes.model.decision import HOLDS, NOT_LEASED
+from thebes.model.facts import DURATIONS, PLANS
 from thebes.model.parameters import configure
-from thebes.model.view import DURATIONS, PLANS
 from thebes.policy import find, registry
-from thebes.policy.fair_share import decayed_usage
-from thebes.policy.two_level import ALONE, TwoLevel
-from thebes.policy.two_level_auction import Standing, rho, worst_off
+from thebes.policy.base import DECISIONS
+from thebes.policy.fairness.fair_share import decayed_usage
+from thebes.policy.fairness.two_level import TwoLevel
+from thebes.policy.fairness.two_level_auction import Standing, rho, worst_off
 from thebes.sim.costs import FREE_OF_COST
-from workloads import effort, finishes, mixed_cluster, story, trace_of, workloads
 
 # Every policy of the project but those that cannot be asked for a Decision, with time scales for small workloads.
 SETTINGS = {
@@ -32,7 +34,11 @@ SETTINGS = {
     "tiresias-g": "queue_limits=20,60;quantum_s=10",
     "multi-dlas": "queue_limit=20;split_every_s=30",
 }
-INNER = sorted(name for name, policy in registry().items() if name not in ALONE and PLANS not in policy.needs)
+INNER = sorted(
+    name
+    for name, kind in registry().items()
+    if kind.grain == DECISIONS and not issubclass(kind, TwoLevel) and PLANS not in kind.needs
+)
 
 
 FREE: dict[str, Any] = {"costs": FREE_OF_COST, "perf": "ideal"}
@@ -74,8 +80,8 @@ def watch(trace: Trace, cluster: Any, policy: Policy, look: Callable[[View, Deci
 
 def organisations_of(view: View, decision: Decision) -> np.ndarray[Any, Any]:
     """Per GPU of the Decision, the organisation that it is given to."""
-    tenant = view._table.jobs["tenant"][decision.rows]
-    counts = view._table.jobs["gpus"][decision.rows] if decision.counts is None else decision.counts
+    tenant = view.board.table.jobs["tenant"][decision.rows]
+    counts = view.board.table.jobs["gpus"][decision.rows] if decision.counts is None else decision.counts
     return np.repeat(tenant, counts)
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from kit.workloads import finishes, story, trace_of
 from thebes import Policy, Result, Trace, simulate
 from thebes.policy import find
-from thebes.policy.fifo import LongestPendingFirst
-from thebes.policy.las import LeastAttainedService
-from thebes.policy.tiresias import TiresiasG, TiresiasL
+from thebes.policy.orders.fifo import LongestPendingFirst
+from thebes.policy.orders.las import LeastAttainedService
+from thebes.policy.orders.tiresias import TiresiasG, TiresiasL
 from thebes.sim.costs import FREE_OF_COST, Costs
-from workloads import finishes, story, trace_of
 
 BOTH_PATHS = pytest.mark.parametrize("fast", [True, False], ids=["fast", "general"])
 

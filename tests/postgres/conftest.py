@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cut_wire import Wire
 
-from postgres_server import PostgresServer, running_server
-from thebes.server import store as db
+from kit.postgres_server import PostgresServer, running_server
+from thebes import store as db
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

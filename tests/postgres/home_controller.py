@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from thebes.engine.agents import AgentEngine
-from thebes.engine.contract import Listener
-from thebes.engine.home import Home, SealedReader, SealedWriter
-from thebes.engine.link import Link
-from thebes.server import shift, standby
-from thebes.server.config import Config
-from thebes.server.engines import Identity
+from thebes.engine.door import HomeDoor
+from thebes.engine.link import NodeLink
+from thebes.instance import shift, standby
+from thebes.live.config import Config
+from thebes.live.engines import Identity
+from thebes.protocol.contract import Listener
+from thebes.protocol.sealed import SealedReader, SealedWriter
 
 FIRST_CALL_S = 5.0
 
@@ -28,12 +29,12 @@ class HomeEngine(AgentEngine):
         super().__init__()
         self.config = config
         self.homes = [f"{config.home_host}:{config.home_port}", *homes]
-        self.home = Home(identity.key, identity.epoch, self._called)
+        self.home = HomeDoor(identity.key, identity.epoch, self._called)
 
     async def open(self, listener: Listener, *, parked_s: float = 0.0) -> None:
         self._listener = listener
         for node in self.config.node_names:
-            link = self._links[node] = Link(node, self._heard, down_after_s=FIRST_CALL_S)
+            link = self._links[node] = NodeLink(node, self._heard, down_after_s=FIRST_CALL_S)
             link.greeting = {"homes": self.homes, "lease_s": self.config.lease_s}
             link.expect()
         await self.home.open(self.config.home_host, self.config.home_port)

@@ -17,28 +17,20 @@ from typing import Any
 
 import pytest
 
-from ports import free_port
-from postgres_server import PostgresServer
+from kit.postgres_server import PostgresServer
+from kit.waiting import PATIENCE_S, until
 from thebes import client as client_module
+from thebes import store as db
 from thebes.client import Client
-from thebes.node.instance import Instance
-from thebes.server import store as db
-from thebes.server.config import Config, NodeConfig, of_cluster, save
-from thebes.server.engines import identify
-from thebes.server.leader import Lease, Member, identity_of
-from thebes.server.postgres import Postgres
-from thebes.server.shift import CONFIG_KEY
+from thebes.engine.door import free_port
+from thebes.instance.shift import CONFIG_KEY
+from thebes.live.config import Config, NodeConfig, of_cluster, save
+from thebes.live.engines import identify
+from thebes.protocol.instance import Instance
+from thebes.store.leader import KnownController, LeaderLease, identity_of
+from thebes.store.postgres import Postgres
 
 TAKEOVER_S = 10.0  # a promise to users; about 6 s are usual
-WITHIN_S = 120.0
-
-
-def eventually(condition: Callable[[], Any], within_s: float = WITHIN_S) -> Any:
-    until_s = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < until_s, "it did not happen"
-        time.sleep(0.02)
-    return found
 
 
 def get(url: str, token: str = "") -> tuple[int, dict[str, Any], dict[str, str]]:
@@ -144,10 +136,10 @@ class Two:
     def start(self) -> None:
         first, second = self.sites
         first.start()
-        eventually(first.answers)
+        until(first.answers)
         second.start()
-        eventually(lambda: second.role() == "standby" and get(second.url + "/v1/healthz")[1].get("leader") == first.url)
-        eventually(lambda: "agents know where controllers are" in first.said())
+        until(lambda: second.role() == "standby" and get(second.url + "/v1/healthz")[1].get("leader") == first.url)
+        until(lambda: "agents know where controllers are" in first.said())
         self.client = Client(url=",".join(site.url for site in self.sites), token=first.token)
 
     def close(self) -> None:
@@ -162,7 +154,7 @@ class Two:
 def two(
     tmp_path: Path, postgres: PostgresServer, postgres_template: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Two]:
-    monkeypatch.setattr(client_module, "RETRY_FOR_S", WITHIN_S)  # a takeover on a slow machine
+    monkeypatch.setattr(client_module, "RETRY_FOR_S", PATIENCE_S)  # a takeover on a slow machine
     made = Two(tmp_path, postgres.url(postgres.new_database(postgres_template)))
     try:
         made.start()
@@ -181,8 +173,8 @@ LONG = "trap 'exit 0' TERM; echo $$ >> pids; while [ ! -e go ]; do sleep 0.1; do
 
 def submitted(two: Two, folder: Path) -> str:
     job_id = str(two.client.submit(["sh", "-c", LONG], gpus=1, workdir=str(folder)))
-    eventually(lambda: runs(two, job_id))
-    eventually(lambda: (folder / "pids").exists())
+    until(lambda: runs(two, job_id))
+    until(lambda: (folder / "pids").exists())
     return job_id
 
 
@@ -204,7 +196,7 @@ def test_a_standby_says_who_leads_and_clients_follow(two: Two) -> None:
     assert Client(dir=second.instance.dir).status()["policy"] == "tiresias-l"  # a token of its own, good for both
     client = Client(url=second.url, token=first.token)
     expected = [(first.url, True), (second.url, False)]
-    eventually(lambda: [(one["url"], one["leads"]) for one in client.status()["controllers"]] == expected)
+    until(lambda: [(one["url"], one["leads"]) for one in client.status()["controllers"]] == expected)
     health = get(second.url + "/v1/healthz")[1]
     assert (health["ok"], health["role"], health["leader"]) == (True, "standby", first.url)
 
@@ -217,16 +209,16 @@ def test_kill_9_of_the_leader(two: Two, tmp_path: Path, record_property: Callabl
     made: list[str] = []
     thread = threading.Thread(target=lambda: made.append(str(two.client.submit(["true"], gpus=1, workdir="/tmp"))))
     thread.start()  # asked in the middle of it
-    eventually(second.answers)
+    until(second.answers)
     took_s = time.monotonic() - began_s
     record_property("takeover_s", took_s)
     print(f"takeover after kill -9: {took_s:.2f} s")
     assert took_s < TAKEOVER_S
     thread.join(120)
     assert two.client.wait(made[0], 120)["state"] == "completed"
-    assert eventually(lambda: runs(two, job_id))
+    assert until(lambda: runs(two, job_id))
     first.start()  # it comes back, and stands by
-    eventually(lambda: first.role() == "standby")
+    until(lambda: first.role() == "standby")
     assert second.role() == "leader"
     finished(two, tmp_path, job_id)
 
@@ -237,11 +229,11 @@ def test_a_clean_stop_hands_over_at_once(two: Two, tmp_path: Path) -> None:
     assert first.process is not None
     first.process.terminate()
     first.process.wait(60)
-    lease = Lease(Postgres(two.store_url), Member("somebody who looks", "", ""))
+    lease = LeaderLease(Postgres(two.store_url), KnownController("somebody who looks", "", ""))
     assert lease.look().holder != identity_of(first.instance.dir), "the lease was not given back"
     lease.close()
-    eventually(second.answers)
-    assert eventually(lambda: runs(two, job_id))
+    until(second.answers)
+    assert until(lambda: runs(two, job_id))
     finished(two, tmp_path, job_id)
 
 
@@ -250,15 +242,15 @@ def test_a_frozen_leader_wakes_up_and_does_nothing_any_more(two: Two, tmp_path: 
     job_id = submitted(two, tmp_path)
     frozen = first.pid
     os.kill(frozen, signal.SIGSTOP)
-    eventually(second.answers)
+    until(second.answers)
     with db.Store.open(two.store_url) as store, store.read() as c:
         before = db.events_after(c, limit=10_000)
     os.kill(frozen, signal.SIGCONT)
-    eventually(lambda: first.pid not in (0, frozen) and first.role() == "standby")
+    until(lambda: first.pid not in (0, frozen) and first.role() == "standby")
     assert "deposed: another controller leads the cluster now" in first.said()
     assert second.role() == "leader"
     with db.Store.open(two.store_url) as store, store.read() as c:
         since = db.events_after(c, seq=before[-1].seq, limit=10_000)
     assert not [event for event in since if event.kind in ("started", "preempted", "lost")]
-    assert eventually(lambda: runs(two, job_id))
+    assert until(lambda: runs(two, job_id))
     finished(two, tmp_path, job_id)

@@ -3,44 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from postgres_server import PostgresServer
-from thebes.server import leader
-from thebes.server import store as db
-from thebes.server.leader import (
+from kit.postgres_server import PostgresServer
+from kit.waiting import until
+from thebes import store as db
+from thebes.store import leader
+from thebes.store.leader import (
     LEASE_S,
     LOOK_S,
     SILENT_S,
     WATCH_FIRST_S,
+    KnownController,
+    LeaderLease,
     Leading,
-    Lease,
-    Member,
     Seen,
     Watch,
     identity_of,
 )
-from thebes.server.postgres import Postgres
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    until_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < until_s, "it did not happen"
-        time.sleep(0.01)
+from thebes.store.postgres import Postgres
 
 
 @pytest.fixture
-def lease(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Lease]:
+def lease(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], LeaderLease]:
     """Neither leases nor questions run out because this machine is slow."""
     monkeypatch.setattr(leader, "LEASE_S", 600.0)
     monkeypatch.setattr(leader, "GONE_S", 600.0)
     monkeypatch.setattr(leader, "TIMEOUT_S", 60)
-    return lambda name: Lease(Postgres(url), Member(name, f"machine {name}", f"http://{name}", f"{name}:1"))
+    return lambda name: LeaderLease(
+        Postgres(url), KnownController(name, f"machine {name}", f"http://{name}", f"{name}:1")
+    )
 
 
 def taken_after_s(watch: Watch, seen: Seen, began_s: float = 0.0) -> float:
@@ -91,7 +86,7 @@ def test_what_was_given_back_or_is_our_own_is_taken_at_once() -> None:
     assert Watch("b").may_take(Seen(1, "b", 7, False), 0.0)
 
 
-def test_only_one_of_many_takes_it(lease: Callable[[str], Lease]) -> None:
+def test_only_one_of_many_takes_it(lease: Callable[[str], LeaderLease]) -> None:
     ones = [lease(name) for name in "abcd"]
     seen = ones[0].look()
     taken = [one.take(seen) for one in ones]
@@ -110,7 +105,7 @@ def test_only_one_of_many_takes_it(lease: Callable[[str], Lease]) -> None:
 
 
 def test_a_clock_that_jumps_forward_deposes_and_nothing_is_written_by_two(
-    postgres: PostgresServer, url: str, lease: Callable[[str], Lease]
+    postgres: PostgresServer, url: str, lease: Callable[[str], LeaderLease]
 ) -> None:
     first, second = lease("a"), lease("b")
     old = db.Store.open(url)
@@ -127,7 +122,7 @@ def test_a_clock_that_jumps_forward_deposes_and_nothing_is_written_by_two(
     assert second.take(seen) == 2
     with pytest.raises(db.StoreUnavailable, match="nothing was accepted"):
         old.change_blocking(lambda c: db.set_meta(c, "who", "a again"))
-    eventually(lambda: bool(deposed))
+    until(lambda: bool(deposed))
     assert deposed[0] == "another controller leads the cluster now (machine b at http://b, epoch 2; ours was 1)"
     new = db.Store.open(url)
     new.lead(2, lambda why: None)
@@ -139,10 +134,10 @@ def test_a_clock_that_jumps_forward_deposes_and_nothing_is_written_by_two(
 
 
 def test_a_transaction_of_the_past_that_is_still_open_is_ended(
-    url: str, lease: Callable[[str], Lease], monkeypatch: pytest.MonkeyPatch
+    url: str, lease: Callable[[str], LeaderLease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader frozen in the middle of a commit holds rows: the next one does not wait for it."""
-    monkeypatch.setattr("thebes.server.postgres.IDLE_IN_TRANSACTION_S", 0)  # the server itself would never end it
+    monkeypatch.setattr("thebes.store.postgres.IDLE_IN_TRANSACTION_S", 0)  # the server itself would never end it
     first, second = lease("a"), lease("b")
     old = db.Store.open(url)
     epoch = first.take(first.look())
@@ -163,23 +158,23 @@ def test_a_transaction_of_the_past_that_is_still_open_is_ended(
     old.close()
 
 
-def test_leading_renews_and_gives_back(lease: Callable[[str], Lease]) -> None:
+def test_leading_renews_and_gives_back(lease: Callable[[str], LeaderLease]) -> None:
     mine, other = lease("a"), lease("b")
     epoch = mine.take(mine.look())
     assert epoch is not None
     deposed: list[str] = []
     leading = Leading(mine, epoch, deposed.append)
     beats = other.look().beats
-    eventually(lambda: other.look().beats > beats)
+    until(lambda: other.look().beats > beats)
     assert leading.good
-    eventually(lambda: [member.id for member in leading.members] == ["a"])
+    until(lambda: [member.id for member in leading.members] == ["a"])
     asyncio.run(asyncio.wait_for(leading.held(), 60.0))
     leading.close()
     assert other.look().holder == ""
     assert not deposed
 
 
-def test_who_is_deposed_is_told_within_moments(lease: Callable[[str], Lease]) -> None:
+def test_who_is_deposed_is_told_within_moments(lease: Callable[[str], LeaderLease]) -> None:
     mine, other = lease("a"), lease("b")
     epoch = mine.take(mine.look())
     assert epoch is not None
@@ -188,7 +183,7 @@ def test_who_is_deposed_is_told_within_moments(lease: Callable[[str], Lease]) ->
     taken = None
     while taken is None:
         taken = other.take(other.look())
-    eventually(lambda: bool(deposed))
+    until(lambda: bool(deposed))
     assert "our epoch was 1" in deposed[0]
     leading._good_until_s = 0.0  # its lease has run out
     with pytest.raises(TimeoutError):

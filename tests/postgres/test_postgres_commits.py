@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from cut_wire import Wire
 
-from postgres_server import PostgresServer
-from thebes.server import store as db
+from kit.postgres_server import PostgresServer
+from kit.waiting import until
+from thebes import store as db
 
 SPEC = '{"command": ["true"]}'
 
@@ -42,13 +43,6 @@ def counted(store: db.Store) -> int:
         return int(db.get_meta(c, "n") or 0)
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    until_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < until_s, "it did not happen"
-        time.sleep(0.01)
-
-
 def through(url: str, wire: Wire) -> str:
     return url.replace(f":{wire.server_port}/", f":{wire.port}/") + "?sslmode=disable&gssencmode=disable"
 
@@ -61,7 +55,7 @@ def test_a_commit_whose_answer_was_lost_is_found_out_and_not_repeated(url: str, 
             wire.cut_next = "after"
             assert store.change_blocking(count, must=must) == expected
         assert wire.cuts == 2
-        wait_until(lambda: store.trouble is None)
+        until(lambda: store.trouble is None)
         assert counted(store) == 3
 
 
@@ -73,7 +67,7 @@ def test_a_commit_that_never_reached_the_server_is_repeated_or_refused(url: str,
         with pytest.raises(db.StoreUnavailable, match="nothing was accepted") as refused:
             store.change_blocking(count)
         assert refused.value.status == 503
-        wait_until(lambda: store.trouble is None)
+        until(lambda: store.trouble is None)
         assert counted(store) == 1
         assert wire.cuts == 2
 
@@ -102,7 +96,7 @@ def test_sessions_that_an_administrator_ends_are_opened_again(postgres: Postgres
     assert counted(store) == 1
     ours = f"application_name LIKE 'thebes %' AND datname = '{store.database.label.rpartition('/')[2]}'"
     postgres.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ours}")
-    wait_until(lambda: not postgres.sql(f"SELECT pid FROM pg_stat_activity WHERE {ours}"))  # it takes them a moment
+    until(lambda: not postgres.sql(f"SELECT pid FROM pg_stat_activity WHERE {ours}"))  # it takes them a moment
     assert counted(store) == 1  # a reader does not even notice
     assert store.change_blocking(count, must=True) == 2
     assert counted(store) == 2
@@ -213,7 +207,7 @@ def test_the_disk_of_the_server_is_full(own_server: PostgresServer, tmp_path: Pa
             done: list[str] = []
             thread = threading.Thread(target=lambda: done.append(store.change_blocking(one("must", big), must=True)))
             thread.start()
-            wait_until(lambda: store.trouble == "disk full")
+            until(lambda: store.trouble == "disk full")
             assert not done
             ballast.unlink()
             thread.join(60)
@@ -247,17 +241,17 @@ def test_kill_9_of_the_server_under_load_loses_nothing_and_makes_nothing_twice(o
         thread.start()
     for _ in range(3):
         before = len(told)
-        wait_until(lambda before=before: len(told) > before + 100)
+        until(lambda before=before: len(told) > before + 100)
         own_server.crash()
         time.sleep(0.1)
         own_server.start()
     before = len(told)
-    wait_until(lambda: len(told) > before + 100)
+    until(lambda: len(told) > before + 100)
     stop.set()
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    wait_until(lambda: store.trouble is None)
+    until(lambda: store.trouble is None)
     with store.read() as c:
         kept: dict[Any, str] = {row.client_key: row.id for row in db.alive_jobs(c)}
         assert sum(db.count_by_state(c, db.EVERYTHING).values()) == len(kept)
@@ -275,5 +269,5 @@ def test_a_database_that_was_put_back_is_noticed(postgres: PostgresServer, url: 
     postgres.sql("DELETE FROM commits", url.rpartition("/")[2])
     with pytest.raises(db.StoreUnavailable, match="the database has gone back to an earlier state"):
         store.change_blocking(count)
-    wait_until(lambda: bool(deposed))
+    until(lambda: bool(deposed))
     store.close()

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from sqlalchemy import inspect
 
-from ports import free_port
-from postgres_server import PostgresServer
+from kit.postgres_server import PostgresServer
+from thebes import store as db
+from thebes.engine.door import free_port
 from thebes.model.errors import UserError
-from thebes.server import migrations, schema
-from thebes.server import store as db
-from thebes.server.postgres import Address, without_password
+from thebes.store import migrations, schema
+from thebes.store.postgres_address import Address, without_password
 
 SECRET = "s3cr3t"
 

@@ -15,26 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_worlds import SHORT_LEASE_S, RayWorld, job_name
-from worlds import Told, opened, order_of_ends, processes_of, python
 
-from components import require
-from thebes.engine.contract import Launch, NodeChange, NodeFacts, Part, Report
+from kit.components import require
+from kit.engine_worlds import Told, opened, order_of_ends, processes_of, python
+from kit.ray_worlds import SHORT_LEASE_S, RayWorld, job_name
+from kit.scripts import SAVES
+from kit.waiting import PATIENCE_S
 from thebes.node import processes
-from thebes.node.lease import KILL_AT, over_s
+from thebes.protocol.contract import Launch, NodeChange, NodeFacts, Part, Report
+from thebes.protocol.lease import KILL_AT, over_s
 
 pytestmark = pytest.mark.ray
 
 TICKS = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.05)"
-SAVES = """
-import signal, sys, time
-def save(*_):
-    print("saved", flush=True); sys.exit(85)
-signal.signal(signal.SIGUSR1, save)
-print("ready", flush=True)
-while True: time.sleep(0.05)
-"""
-SLACK_S = 60.0
 
 
 def run(story: Any) -> None:
@@ -255,11 +248,11 @@ def test_cut_off_from_controller_and_head_a_node_stops_its_jobs_in_time(short_le
             begun_s = time.monotonic()
         ray_world.cluster.kill_raylet("n1")  # with it the actor goes, and so does the word of the head
         while processes_of(saves):
-            assert time.monotonic() < begun_s + KILL_AT * SHORT_LEASE_S + SLACK_S
+            assert time.monotonic() < begun_s + KILL_AT * SHORT_LEASE_S + PATIENCE_S
             await asyncio.sleep(0.05)
         assert time.monotonic() - begun_s > SHORT_LEASE_S / 2  # the death of Ray alone is no reason
         while processes_of(stubborn):
-            assert time.monotonic() < begun_s + KILL_AT * SHORT_LEASE_S + SLACK_S
+            assert time.monotonic() < begun_s + KILL_AT * SHORT_LEASE_S + PATIENCE_S
             await asyncio.sleep(0.05)
         print(f"cut off: fenced after {time.monotonic() - begun_s:.2f} s")
         await asyncio.sleep(SHORT_LEASE_S / 2)

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from components import require
-from thebes.engine import ray_nodes
-from thebes.engine.ray_check import check
-from thebes.engine.ray_session import explain, knock, where
+from kit.components import require
+from kit.waiting import until
+from thebes.engine.ray import nodes as ray_nodes
+from thebes.engine.ray.check import check
+from thebes.engine.ray.session import explain, knock, where
 from thebes.model.errors import UserError
 
 pytestmark = pytest.mark.ray
@@ -29,7 +30,7 @@ TEN = ("philly-sample", "--cluster", "8x8", "--limit", "60")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     require("ray")
-    from ray_cluster import RayCluster
+    from kit.ray_cluster import RayCluster
 
     with RayCluster({"n2": "r0", "n10": "r1"}, cpus=2) as found:
         yield found
@@ -39,7 +40,7 @@ def cluster() -> Iterator[Any]:
 def bare_cluster() -> Iterator[Any]:
     """Its state in memory, no GPUs, no racks."""
     require("ray")
-    from ray_cluster import RayCluster
+    from kit.ray_cluster import RayCluster
 
     with RayCluster({"a": ""}, storage="memory", gpus=0) as found:
         yield found
@@ -126,7 +127,7 @@ def test_ray_that_is_not_installed_is_told(tmp_path: Path) -> None:
     assert ran.returncode == 2
     assert "--ray needs Ray, which is not installed." in ran.stderr
     assert "pip install 'thebes[ray]'" in ran.stderr
-    code = "from thebes.engine.ray_nodes import discover; discover('auto')"
+    code = "from thebes.engine.ray.nodes import discover; discover('auto')"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **without}, check=False
     )
@@ -158,7 +159,7 @@ def test_what_is_not_ray_is_told_at_once() -> None:
 
 def test_up_again_while_ray_is_away_warns_and_comes_up(tmp_path: Path) -> None:
     """As after an outage: jobs may run there, and it will be back."""
-    from thebes.server.config import Config, NodeConfig, save
+    from thebes.live.config import Config, NodeConfig, save
 
     folder = tmp_path / "instance"
     folder.mkdir(mode=0o700)
@@ -265,7 +266,7 @@ def test_runs_on_ray_give_the_same_results(cluster: Any, own_policy: str, tmp_pa
 
 
 def test_a_run_whose_worker_died_is_done_again(own_policy: str, tmp_path: Path) -> None:
-    from ray_cluster import RayCluster
+    from kit.ray_cluster import RayCluster
 
     mark = tmp_path / "mark"
     os.environ["SWEEP_MARK"] = str(mark)
@@ -273,11 +274,8 @@ def test_a_run_whose_worker_died_is_done_again(own_policy: str, tmp_path: Path) 
         with RayCluster({"n1": ""}, cpus=2) as cluster:
             command = [*THEBES, "compare", *TEN, "--policies", f"fifo,{own_policy}:Slow"]
             sweep = subprocess.Popen([*command, "--ray", cluster.address], stdout=subprocess.PIPE, text=True)
-            deadline = time.monotonic() + 120
-            while not mark.exists() or not mark.read_text():
-                assert time.monotonic() < deadline
-                assert sweep.poll() is None
-                time.sleep(0.05)
+            until(lambda: (mark.exists() and mark.read_text()) or sweep.poll() is not None, "the slow policy is asked")
+            assert sweep.poll() is None
             os.kill(int(mark.read_text()), signal.SIGKILL)
             out, _ = sweep.communicate(timeout=120)
             assert sweep.returncode == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from toy import toy_results
 
-from thebes.sim.result import Result
+from thebes.report.result import Result
 
 
 @pytest.fixture(scope="session")

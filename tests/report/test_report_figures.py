@@ -12,7 +12,7 @@ from toy import toy_results
 from thebes.model.errors import UserError
 from thebes.report.charts import looks
 from thebes.report.figures import figures_of, write_figures
-from thebes.sim.result import Result
+from thebes.report.result import Result
 
 NAMES = ["jct", "queueing-delay", "fairness", "jct-by-class", "utilisation", "queue-length", "gpu-time", "jobs"]
 

@@ -19,7 +19,7 @@ from thebes.model.errors import UserError
 from thebes.report import charts, series, units
 from thebes.report.html import render, write_report
 from thebes.report.metrics import column, summarise
-from thebes.sim.result import Result
+from thebes.report.result import Result
 
 
 class Page(HTMLParser):

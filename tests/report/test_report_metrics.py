@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import toy_result, workload
 
-from thebes.report.metrics import JOB_CLASSES, REQUIRED_KEYS, Metrics, class_masks, summarise, to_json
-from thebes.sim.result import Result
+from thebes.report.metrics import JOB_CLASSES, REQUIRED_KEYS, RunMetrics, class_masks, summarise, to_json
+from thebes.report.result import Result
 
 
 def jobs_frame(rows: Sequence[Mapping[str, float | str | None]]) -> pl.DataFrame:
@@ -62,7 +62,7 @@ THREE_JOBS = (
 )
 
 
-def metrics_of(jobs: pl.DataFrame, **changes: object) -> Metrics:
+def metrics_of(jobs: pl.DataFrame, **changes: object) -> RunMetrics:
     given_values: dict[str, object] = {
         "policy": "fifo",
         "placement": "count",

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thebes.report import series, units
+from thebes.report.result import EVENT_KINDS, Result
 from thebes.report.series import RUNNING, SUSPENDED, WAITING, Span, Steps
-from thebes.sim.result import EVENT_KINDS, Result
 
 gaps = st.lists(st.floats(0, 1e4, allow_nan=False), min_size=2, max_size=80)
 

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
+from thebes.report.result import Result
 from thebes.report.tables import print_comparison, print_result
-from thebes.sim.result import Result
 
 
 def printed(show, figures: object, width: int, *, terminal: bool = False) -> str:

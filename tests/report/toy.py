@@ -13,7 +13,7 @@ import polars as pl
 
 from thebes.model.trace import Trace
 from thebes.report.metrics import summarise
-from thebes.sim.result import EVENT_KINDS, Result
+from thebes.report.result import EVENT_KINDS, Result
 
 OVERHEAD_S = 30.0  # what a resume costs here
 

@@ -14,11 +14,11 @@ import polars as pl
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from kit.workloads import MODELS, trace_of
 from thebes import Decision, Policy, View, fill, simulate
 from thebes.placement import Skew
 from thebes.policy import find
-from thebes.policy.tiresias import TiresiasG, TiresiasL
-from workloads import MODELS, trace_of
+from thebes.policy.orders.tiresias import TiresiasG, TiresiasL
 
 
 class SmallestWaitFirst(Policy):

@@ -15,12 +15,13 @@ import pytest
 
 from thebes.model.cluster import Cluster
 from thebes.model.decision import Decision
+from thebes.model.facts import PLANS
 from thebes.model.plan import Plan, plan_of
-from thebes.model.view import PLANS, View
+from thebes.model.view import View
 from thebes.perf.plans.book import PlanBook
 from thebes.policy.base import Policy
+from thebes.report.result import Result
 from thebes.sim.costs import Costs
-from thebes.sim.result import Result
 
 
 @dataclass(frozen=True)

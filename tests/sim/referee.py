@@ -20,8 +20,8 @@ from thebes.model.view import View
 from thebes.perf import SpeedModel, Tiers
 from thebes.perf.models import catalogue
 from thebes.policy.base import Policy
+from thebes.report.result import Result
 from thebes.sim.costs import Costs
-from thebes.sim.result import Result
 
 
 @dataclass(frozen=True)

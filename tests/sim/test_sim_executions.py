@@ -12,19 +12,20 @@ import polars as pl
 import pytest
 
 import thebes
+from kit.workloads import finishes, story
 from thebes import Decision, Policy, Trace, View
 from thebes.model.cluster import Cluster, NodeKind, uniform
 from thebes.model.decision import HOLDS, NOT_CHOSEN
 from thebes.model.errors import UserError
+from thebes.model.facts import PLANS
 from thebes.model.jobs import NEVER
 from thebes.model.plan import Plan, parse_plan
-from thebes.model.view import PLANS, HiddenFromPolicy
+from thebes.model.view import HiddenFromPolicy
 from thebes.perf.plans.book import PlanBook
 from thebes.perf.plans.site import site_of
 from thebes.perf.plans.speed import Plans
 from thebes.perf.plans.transformer import catalogue
 from thebes.sim.costs import FREE_OF_COST, Costs
-from workloads import finishes, story
 
 BY_MODEL = Plans(truth="model")
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
 from thebes import Result, Trace, UserError, simulate
 from thebes.model.cluster import Cluster, from_toml
 from thebes.model.decision import MAX_SHARERS
 from thebes.perf.hkbu import PROFILES, Hkbu
 from thebes.policy.ada_srsf import AdaSrsf
 from thebes.sim.costs import Costs
-from workloads import effort
 
 EXACT = AdaSrsf(grain_s=0.0)
 VGG_S, RESNET_S = PROFILES["vgg16"].compute_s, PROFILES["resnet50"].compute_s

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
+from kit.workloads import trace_of
 from thebes import Trace, read_cluster, simulate
 from thebes.perf import Tiers
 from thebes.perf.models import catalogue
@@ -17,7 +19,6 @@ from thebes.sim import loop
 from thebes.sim.costs import FREE_OF_COST
 from thebes.sim.profiler import SLOWED_BELOW, learned_pack_limit
 from thebes.sim.setup import build_world, prepare
-from workloads import effort, trace_of
 
 BALANCED = {"resnet152", "resnet101", "resnet50", "inception4", "inception3"}
 
@@ -34,7 +35,7 @@ def test_the_limit_learned_in_a_run_separates_vgg_and_alexnet_from_the_others() 
     cluster, placement = read_cluster("6x4"), Skew(learn=True)
     work = prepare(crowd(200), cluster, placement, Tiers(), seed=0)
     world = build_world(work, cluster, placement, FREE_OF_COST, 0)
-    run = loop.Loop(world, cluster, find("backfill")(), checks=True)
+    run = loop.GeneralLoop(world, cluster, find("backfill")(), checks=True)
     assert world.strategy.pack_limit[0] == np.inf
     while run.run(1000) != loop.DONE:
         pass

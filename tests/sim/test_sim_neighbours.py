@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import thebes
-import thebes.policy.dally
+import thebes.policy.dally.dally
+from kit.effort import effort
+from kit.workloads import VGG, finishes, trace_of
 from thebes.model.cluster import NodeKind, uniform
 from thebes.model.decision import HOLDS, NOT_CHOSEN, Decision
 from thebes.model.errors import UserError
@@ -23,7 +25,6 @@ from thebes.perf.contention import Contention
 from thebes.perf.interference import Interference
 from thebes.policy import Policy
 from thebes.sim.costs import FREE_OF_COST, Costs
-from workloads import VGG, effort, finishes, trace_of
 
 # Spread over nodes every iteration takes twice as long: half of it on the wires.
 HALF_ON_THE_WIRES = Tiers(balanced=(1.0, 1.0, 0.5, 0.5), skewed=(1.0, 1.0, 0.5, 0.5))
@@ -381,7 +382,7 @@ def test_work_that_a_kill_undid_is_no_progress() -> None:
 def test_switching_for_ever_is_noticed_and_told() -> None:
     trace = trace_of(*[(0, 1, 10_000)] * 5)
     with pytest.raises(UserError, match="no work gets done any more under dally") as error:
-        thebes.simulate(trace, "1x2", thebes.policy.dally.Dally(lease_s=30.0))
+        thebes.simulate(trace, "1x2", thebes.policy.dally.dally.Dally(lease_s=30.0))
     assert "longer than it takes to suspend and resume" in (error.value.hint or "")
 
 

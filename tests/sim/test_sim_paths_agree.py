@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
+from kit.workloads import mixed_cluster, workloads
 from thebes import simulate
 from thebes.model.cluster import from_short_form
 from thebes.model.trace import Trace
@@ -14,11 +16,10 @@ from thebes.perf.contention import Contention
 from thebes.perf.interference import Interference
 from thebes.placement import Skew, registry
 from thebes.policy import find
-from thebes.policy.priority import PriorityPolicy
-from thebes.policy.tiresias import TiresiasG, TiresiasL
+from thebes.policy.orders.priority import PriorityPolicy
+from thebes.policy.orders.tiresias import TiresiasG, TiresiasL
+from thebes.report.result import Result
 from thebes.sim.costs import FREE_OF_COST, Costs
-from thebes.sim.result import Result
-from workloads import effort, mixed_cluster, workloads
 
 POLICIES: dict[str, PriorityPolicy] = {
     "fifo": find("fifo")(),

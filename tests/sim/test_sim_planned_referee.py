@@ -11,21 +11,21 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from planned_referee import PlanRecorder, Referee
 
+from kit.effort import effort
 from thebes import Decision, Policy, Trace, View, simulate
 from thebes.model.cluster import NodeKind, uniform
+from thebes.model.facts import PLANS
 from thebes.model.jobs import HELD
 from thebes.model.parameters import parameter
 from thebes.model.plan import plan_of
 from thebes.model.profiles import shape_of
-from thebes.model.view import PLANS
 from thebes.perf.contention import OVERLAPS, Contention
 from thebes.perf.plans.speed import Plans
 from thebes.placement import find as find_placement
 from thebes.sim.costs import FREE_OF_COST, Costs
-from thebes.sim.loop import ASK, Loop
+from thebes.sim.loop import ASK, GeneralLoop
 from thebes.sim.setup import build_world, prepare
 from thebes.sim.world import World
-from workloads import effort
 
 # Twelve GPUs whose nodes have CPUs to be fought for.
 CLUSTER = uniform("3x4", 1, 3, NodeKind(4, gpu_type="A800-80GB", gpu_memory_gib=80, cpus=18, memory_gib=800))
@@ -167,7 +167,7 @@ def test_the_wires_carry_what_the_plans_of_those_who_sit_there_send(wishes: Wish
     law, placement = Contention(on=True, overlap=overlap), find_placement("consolidate")()
     work = prepare(trace_of_wishes(wishes), CLUSTER, placement, Plans(truth="model"), seed=0, changes_plans=True)
     world = build_world(work, CLUSTER, placement, COSTS["checkpoint"], 0, contention=law)
-    running = Loop(world, CLUSTER, PlanChaos(seed), checks=True, executions=work.executions)
+    running = GeneralLoop(world, CLUSTER, PlanChaos(seed), checks=True, executions=work.executions)
     while running.run(1) == ASK:
         look_at_the_wires(running.world, law)
 

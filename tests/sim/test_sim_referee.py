@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from referee import Recorder, confirm, replay
 
+from kit.effort import effort
+from kit.workloads import mixed_cluster, workloads
 from thebes import Decision, Policy, View, simulate
 from thebes.model.cluster import Cluster, from_short_form
 from thebes.model.parameters import parameter
@@ -17,9 +19,8 @@ from thebes.model.trace import Trace
 from thebes.perf import Tiers
 from thebes.placement import registry
 from thebes.policy import find
-from thebes.policy.tiresias import TiresiasG, TiresiasL
+from thebes.policy.orders.tiresias import TiresiasG, TiresiasL
 from thebes.sim.costs import FREE_OF_COST, Costs
-from workloads import effort, mixed_cluster, workloads
 
 COSTS = {
     "free": FREE_OF_COST,

@@ -13,17 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
+from kit.workloads import RESNET, VGG, finishes, mixed_cluster, story, trace_of, workloads
 from thebes import Decision, Policy, Result, Trace, UserError, View, fill, simulate
 from thebes.model.compiled import plain
 from thebes.policy import find
-from thebes.policy.tiresias import TiresiasL
+from thebes.policy.orders.tiresias import TiresiasL
+from thebes.report.result import EVENT_KINDS, write_events
 from thebes.sim import setup
 from thebes.sim import simulate as simulation
 from thebes.sim.costs import FREE_OF_COST, Costs
-from thebes.sim.result import EVENT_KINDS, write_events
 from thebes.sim.setup import build_world
 from thebes.sim.world import World
-from workloads import RESNET, VGG, effort, finishes, mixed_cluster, story, trace_of, workloads
 
 # --- what goes in -----------------------------------------------------------------------------------------------------
 

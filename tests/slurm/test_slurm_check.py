@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from slurm_cluster import SlurmCluster, slurm_cluster
 
-from components import require
+from kit.components import require
+from kit.slurm_cluster import SlurmCluster, slurm_cluster
 from thebes.cli.engine import lines
-from thebes.engine.finding import Finding, worst
-from thebes.engine.slurm_check import limit_findings, probe_findings, site_findings, trial_failure
-from thebes.engine.slurm_commands import SlurmError, failure, parse_config, parse_node, parse_partition
+from thebes.engine.finding import SiteFinding, worst
+from thebes.engine.slurm.check import limit_findings, probe_findings, site_findings, trial_failure
+from thebes.engine.slurm.commands import SlurmError, failure
+from thebes.engine.slurm.records import parse_config, parse_node, parse_partition
 
 RECORDED = Path(__file__).parent / "recorded"
 CONFIG = parse_config((RECORDED / "config.txt").read_text())
@@ -25,7 +26,7 @@ MAIN = parse_partition((RECORDED / "partition.txt").read_text().splitlines()[0])
 RACKS = {"n1": "rack1", "n2": "rack2"}
 
 
-def by_what(found: list[Finding]) -> dict[str, Finding]:
+def by_what(found: list[SiteFinding]) -> dict[str, SiteFinding]:
     return {finding.what: finding for finding in found}
 
 
@@ -88,7 +89,7 @@ def test_what_a_node_has_seen() -> None:
 
 
 def test_how_it_is_printed() -> None:
-    found = [Finding("ok", "a", "good", "not shown"), Finding("warning", "bcd", "lost", "do this")]
+    found = [SiteFinding("ok", "a", "good", "not shown"), SiteFinding("warning", "bcd", "lost", "do this")]
     assert lines(found) == ["ok       a    good", "warning  bcd  lost", "              → do this"]
 
 
@@ -120,7 +121,7 @@ def test_a_real_cluster(cluster: SlurmCluster) -> None:
     shared.mkdir()
     more = ("--shared", str(shared), "--home", cluster.address)
     done = thebes("slurm", *more, "--output", "json", env=cluster.env)
-    found = by_what([Finding(**one) for one in json.loads(done.stdout)])
+    found = by_what([SiteFinding(**one) for one in json.loads(done.stdout)])
     assert done.returncode == 0, done
     assert {finding.level for finding in found.values()} == {"ok"}, found
     assert "sees" in found["shared folder"].detail

@@ -8,19 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from thebes.engine import slurm_nodes
-from thebes.engine.slurm_commands import (
-    Gres,
-    Group,
-    Request,
-    Slurm,
+from thebes.engine.slurm import nodes as slurm_nodes
+from thebes.engine.slurm.client import Slurm, clean_env
+from thebes.engine.slurm.commands import (
+    AllocationRequest,
+    NodeGroup,
     SlurmError,
-    Terms,
-    clean_env,
-    expand_hosts,
+    SlurmTerms,
     failure,
     granted_job,
     last_words,
+    salloc_args,
+    scancel_args,
+    squeue_args,
+    srun_args,
+    trouble_of,
+)
+from thebes.engine.slurm.records import (
+    Gres,
+    expand_hosts,
     parse_config,
     parse_gres,
     parse_job,
@@ -31,12 +37,7 @@ from thebes.engine.slurm_commands import (
     parse_reservation,
     parse_states,
     parse_topology,
-    salloc_args,
-    scancel_args,
     seconds_of,
-    squeue_args,
-    srun_args,
-    trouble_of,
 )
 from thebes.model.errors import UserError
 
@@ -187,12 +188,12 @@ def test_the_queue_knows_parts_of_heterogeneous_jobs_and_odd_names() -> None:
     assert any(one.over and one.state == "CANCELLED" for one in queue)
 
 
-REQUEST = Request(
+REQUEST = AllocationRequest(
     name="thebes-ab-7.1",
     comment="Thebes job 7",
-    groups=(Group(("n1", "n2"), "gpu:g0:1,gpu:g1:1", 16), Group(("n4",), "gpu:g6:1", 8, 8000)),
+    groups=(NodeGroup(("n1", "n2"), "gpu:g0:1,gpu:g1:1", 16), NodeGroup(("n4",), "gpu:g6:1", 8, 8000)),
     wait_s=10,
-    terms=Terms("main", "ours", qos="gpu-low"),
+    terms=SlurmTerms("main", "ours", qos="gpu-low"),
     time="1-00:00:00",
 )
 
@@ -211,7 +212,7 @@ def test_an_uneven_gang_is_asked_for_as_one_heterogeneous_job() -> None:
 
 
 def test_whole_nodes_are_asked_for_exclusively() -> None:
-    args = salloc_args(Request("a", "b", (Group(("n1",), "gpu:8", 64, 64000),), 10, whole_nodes=True))
+    args = salloc_args(AllocationRequest("a", "b", (NodeGroup(("n1",), "gpu:8", 64, 64000),), 10, whole_nodes=True))
     assert "--exclusive" in args
     assert not [word for word in args if word.startswith(("--cpus-per-task", "--mem"))]
 

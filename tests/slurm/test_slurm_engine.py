@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_cluster import SlurmCluster, slurm_cluster
-from worlds import Called, Told, opened, order_of_ends, processes_of, python
 
-from components import require
-from thebes.engine.contract import GpusTaken, Launch, NodeFacts, Part, Refused
-from thebes.engine.slurm import SlurmEngine
-from thebes.engine.slurm_commands import Group, Request
-from thebes.node.lease import over_s
+from kit.components import require
+from kit.engine_worlds import Called, Told, opened, order_of_ends, processes_of, python
+from kit.slurm_cluster import SlurmCluster, slurm_cluster
+from thebes.engine.slurm.commands import AllocationRequest, NodeGroup
+from thebes.engine.slurm.engine import SlurmEngine
+from thebes.protocol.contract import GpusTaken, Launch, NodeFacts, Part, Refused
+from thebes.protocol.lease import over_s
 
 require("slurm")
 pytestmark = pytest.mark.slurm
@@ -62,10 +62,7 @@ def world_with(folder: Path, **options: Any) -> Iterator[World]:
             patch.setenv(name, value)
         yield World(slurm, folder)
         slurm.until(lambda: not slurm.queue(), "no Slurm job left behind")
-        try:
-            slurm.until(lambda: not slurm.leftovers(), "no process left behind")
-        except TimeoutError:
-            raise AssertionError(f"left behind: {slurm.leftovers()}") from None
+        slurm.until(lambda: not slurm.leftovers(), "no process left behind", told=slurm.leftovers)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +77,7 @@ def at(launch: Launch, *parts: tuple[str, tuple[int, ...]]) -> Launch:
 
 
 def facts_of(told: Told, node: str) -> NodeFacts:
-    return told.engine._facts[node]  # type: ignore[attr-defined]
+    return told.engine.facts.by_node[node]  # type: ignore[attr-defined]
 
 
 def await_no_job(world: World) -> None:
@@ -115,7 +112,7 @@ def test_gpus_of_other_peoples_jobs_are_respected(world: World, monkeypatch: pyt
             world.slurm.command("salloc", "-Q", "--no-shell", "-N1", "-wn2", "--gres=gpu:g3:1", user="nobody")
             launch = at(python(world, "pass"), ("n2", (3,)))
             with monkeypatch.context() as patch:
-                patch.setattr("thebes.engine.slurm.GIVEN_WITHIN_S", 2)  # it is not given, however long we wait
+                patch.setattr("thebes.engine.slurm.asking.GIVEN_WITHIN_S", 2)  # it is not given, however long we wait
                 with pytest.raises(GpusTaken, match=r"n2 GPU 3 has Slurm job \d+ of nobody"):
                     await told.engine.launch(launch)
             taken = {gpu.index: gpu.taken for gpu in facts_of(told, "n2").gpus if gpu.taken}
@@ -138,14 +135,13 @@ class Unreachable(World):
     def engine(self) -> SlurmEngine:
         found = super().engine()
         assert isinstance(found, SlurmEngine)
-        found.site = replace(found.site, home_host="127.0.0.1")
-        return found
+        return SlurmEngine(replace(found.site, home_host="127.0.0.1"), found.slurm)
 
 
 def test_a_node_that_cannot_call_us_is_named_and_left_alone_for_a_while(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("thebes.engine.slurm.CALLED_WITHIN_S", 12.0)  # enough for n3, which does call
+    monkeypatch.setattr("thebes.engine.slurm.launching.CALLED_WITHIN_S", 12.0)  # enough for n3, which does call
     lost = Unreachable(world.slurm, world.shared)
 
     async def story() -> None:
@@ -169,7 +165,7 @@ def test_a_node_that_cannot_call_us_is_named_and_left_alone_for_a_while(
 
 
 def test_a_node_that_does_not_see_the_shared_folder_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thebes.engine.slurm.CALLED_WITHIN_S", 120.0)
+    monkeypatch.setattr("thebes.engine.slurm.launching.CALLED_WITHIN_S", 120.0)
     await_no_job(world)
     world.slurm.kill_slurmd("n3")
     hide = f"mount -t tmpfs none {world.shared}; exec slurmd -D -N n3 -f {world.slurm.conf}"
@@ -329,7 +325,7 @@ def test_a_controller_that_is_away_costs_no_job_while_slurmctld_is_there(
 def test_an_allocation_of_a_controller_that_died_is_given_back(world: World) -> None:
     async def story() -> None:
         engine = world.engine()
-        request = Request("thebes-conform1-x.1", "", (Group(("n1",), "gpu:g0:1", 1),), 5)
+        request = AllocationRequest("thebes-conform1-x.1", "", (NodeGroup(("n1",), "gpu:g0:1", 1),), 5)
         await engine.slurm.allocate(request)  # type: ignore[attr-defined]
         assert world.slurm.queue()
         async with opened(world) as told:
@@ -434,12 +430,12 @@ def test_where_slurm_gives_whole_nodes_the_rest_of_them_is_taken(tmp_path: Path)
 AS_NOBODY = """
 import asyncio, sys
 from pathlib import Path
-from thebes.engine.contract import Launch, Part
-from thebes.engine.site import Site
-from thebes.engine.slurm import SlurmEngine
+from thebes.protocol.contract import Launch, Part
+from thebes.engine.site import EngineSite
+from thebes.engine.slurm.engine import SlurmEngine
 
 async def main():
-    site = Site("nob", bytes(32), 1, {"n1": 8, "n2": 8}, {}, Path(sys.argv[1]), 20.0, home_host="127.0.0.1",
+    site = EngineSite("nob", bytes(32), 1, {"n1": 8, "n2": 8}, {}, Path(sys.argv[1]), 20.0, home_host="127.0.0.1",
                 python="/usr/bin/python3")
     engine, ended = SlurmEngine(site), asyncio.Event()
     await engine.open(lambda news: ended.set() if getattr(news, "state", "") == "exited" else None)

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_cluster import slurm_cluster
 from test_slurm_engine import NEVER_ENDS, SAVES, World, facts_of
-from worlds import opened, python
 
-from components import require
-from thebes.engine.contract import Engine, GpusTaken
-from thebes.engine.slurm import SlurmEngine
+from kit.components import require
+from kit.engine_worlds import opened, python
+from kit.slurm_cluster import slurm_cluster
+from thebes.engine.slurm.engine import SlurmEngine
+from thebes.protocol.contract import Engine, GpusTaken
 
 require("slurm")
 pytestmark = pytest.mark.slurm
@@ -48,7 +48,7 @@ def test_a_reservation_is_ours_alone_and_the_partitions_time_limit_is_a_preempti
                     await told.printed(launch, "ready")
                 async with opened(outside) as others:  # who is not in the reservation gets nothing there
                     with monkeypatch.context() as patch:
-                        patch.setattr("thebes.engine.slurm.GIVEN_WITHIN_S", 2)  # nor would they later
+                        patch.setattr("thebes.engine.slurm.asking.GIVEN_WITHIN_S", 2)  # nor would they later
                         with pytest.raises(GpusTaken):
                             await others.engine.launch(python(outside, NEVER_ENDS, (5,)))
                     with pytest.raises(subprocess.CalledProcessError):

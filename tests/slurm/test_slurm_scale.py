@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from slurm_cluster import slurm_cluster
-from worlds import Called, opened, python
 
-from components import require
-from thebes.engine.contract import Part
-from thebes.engine.slurm import SlurmEngine
+from kit.components import require
+from kit.engine_worlds import Called, opened, python
+from kit.slurm_cluster import slurm_cluster
+from thebes.engine.slurm.engine import SlurmEngine
+from thebes.protocol.contract import Part
 
 require("slurm")
 pytestmark = pytest.mark.slurm
@@ -28,8 +28,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Called]:
         for name, value in slurm.env.items():
             patch.setenv(name, value)
         # A hundred starts at once wait for each other on a slow machine.
-        patch.setattr("thebes.engine.slurm.CALLED_WITHIN_S", 240.0)
-        patch.setattr("thebes.engine.slurm.GIVEN_WITHIN_S", 120)
+        patch.setattr("thebes.engine.slurm.launching.CALLED_WITHIN_S", 240.0)
+        patch.setattr("thebes.engine.slurm.asking.GIVEN_WITHIN_S", 120)
         folder = tmp_path_factory.mktemp("scale")
         yield Called("slurm", list(slurm.names), folder, SlurmEngine, home_host=slurm.address)
         slurm.until(lambda: not slurm.queue(), "no Slurm job left behind")

@@ -1,4 +1,4 @@
-"""Where the true samples lie, and a short way to write a small file and read it."""
+"""A short way to write a small file and read it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,6 @@ import pytest
 from thebes.model.errors import UserError
 from thebes.model.trace import Trace
 from thebes.trace import read
-
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-
-
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    """The folder of real traces beside the checkout."""
-    if not SHARED.is_dir():
-        pytest.skip("the real traces (../shared/data) are not beside this checkout")
-    return SHARED
 
 
 @pytest.fixture

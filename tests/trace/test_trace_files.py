@@ -7,9 +7,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from kit.effort import effort
 from thebes.model.trace import TRACE_SCHEMA, Trace
 from thebes.trace import describe, generate, read, sample_path, write
 from thebes.trace.generator import GeneratorSpec
@@ -45,7 +46,7 @@ def traces(draw: st.DrawFn) -> Trace:
     return Trace("made", frame)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@effort(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(trace=traces(), ending=st.sampled_from(ENDINGS))
 def test_a_trace_reads_back_exactly(tmp_path: Path, trace: Trace, ending: str):
     path = tmp_path / f"trace{ending}"

@@ -6,14 +6,15 @@ import gzip
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from trace_samples import SAMPLES
 
+from kit.effort import effort
 from thebes.model.errors import UserError
 from thebes.trace import FORMATS, read, sample_path, write
 
-RELAXED = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+RELAXED = effort(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NASTY = st.sampled_from(
     ["", "-1", "nan", "inf", "1e400", "99999999999999999999", '"', ",", "\n", "\t", "|", ";", "None", "\u00e9", "\r",
      "0", "-0.0", "[", "{", "}", "null", "2020-01-01 00:00:00", "9999-99-99", "1-1", "1_0", "\x1f", "PAR1", "\u2028"]
@@ -53,7 +54,7 @@ def test_random_bytes_behind_a_magic_number(tmp_path: Path, data, magic):
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@effort(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_samples(tmp_path: Path, name, data):
     text = SAMPLES[name]
@@ -73,7 +74,7 @@ def test_samples_cut_off_anywhere(tmp_path: Path, name):
         attempt(tmp_path, data[:end])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@effort(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 10_000), byte=st.integers(0, 255), cut=st.integers(0, 200))
 def test_damaged_parquet(tmp_path: Path, place, byte, cut):
     good = tmp_path / "good.parquet"

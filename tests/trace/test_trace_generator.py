@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from kit.effort import effort
 from thebes.model.errors import UserError
 from thebes.model.trace import TRACE_SCHEMA, Trace
 from thebes.trace import GeneratorSpec, describe, generate, read, sample_path
@@ -23,7 +24,7 @@ def load_of(trace: Trace, gpus: int) -> float:
     return demand / gpus
 
 
-@settings(max_examples=40, deadline=None)
+@effort(40)
 @given(
     jobs=st.integers(2, 400),
     arrivals=st.sampled_from(ARRIVALS),

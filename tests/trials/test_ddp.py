@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +12,18 @@ from typing import Any
 import pytest
 from trial import Trial
 
-from components import require
+from kit.components import require
+from kit.waiting import IMPORT_PATIENCE_S, until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train" / "torch_ddp.py"
 STEPS = 200
-PATIENCE_S = 240.0
 
 
 @contextmanager
 def on_slurm(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     require("slurm")
-    from slurm_cluster import slurm_cluster
+    from kit.slurm_cluster import slurm_cluster
 
     with slurm_cluster(nodes=4, gpus=8) as slurm:
         for name, value in slurm.env.items():
@@ -39,7 +38,7 @@ def on_slurm(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @contextmanager
 def on_ray(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     require("ray")
-    from ray_cluster import RayCluster
+    from kit.ray_cluster import RayCluster
 
     with RayCluster() as ray:
         trial.up(engine="ray", address=ray.address, home="127.0.0.1", grace_s=60.0)
@@ -68,15 +67,19 @@ def submit(trial: Trial, launcher: str, step_s: float) -> str:
     return str(job.id)
 
 
-def until(trial: Trial, job_id: str, true: Any, what: str) -> dict[str, Any]:
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+def when(trial: Trial, job_id: str, true: Any, what: str) -> dict[str, Any]:
+    """What is told of a job when this is true of it."""
+
+    def look() -> dict[str, Any] | None:
         info = trial.client.job(job_id)
         if true(info):
             return info
         assert info["state"] not in ("failed", "cancelled", "timeout"), f"{info}\n{log(trial, job_id)}"
-        assert time.monotonic() < deadline, f"waited in vain for {what}: {info}\n{log(trial, job_id)}"
-        time.sleep(0.1)
+        return None
+
+    found = until(look, what, IMPORT_PATIENCE_S, every_s=0.1, told=lambda: log(trial, job_id))
+    assert found is not None
+    return found
 
 
 def log(trial: Trial, job_id: str) -> str:
@@ -96,14 +99,14 @@ def test_two_nodes_of_pytorch(where: str, launcher: str, tmp_path: Path, monkeyp
     with WHERE[where](trial, monkeypatch):
         try:
             whole = submit(trial, launcher, 0.0)
-            until(trial, whole, lambda info: info["state"] == "completed", "the uninterrupted run")
+            when(trial, whole, lambda info: info["state"] == "completed", "the uninterrupted run")
             moved = submit(trial, launcher, 0.05)
-            info = until(trial, moved, lambda info: (info["step"] or 0) > 10, "its first steps")
+            info = when(trial, moved, lambda info: (info["step"] or 0) > 10, "its first steps")
             first = {node for node, _ in info["attempts"][-1]["parts"]}
             assert len(first) == 2
             for node in first:
                 trial.client.drain(node, reason="moves", preempt=True)
-            info = until(trial, moved, lambda info: info["state"] == "completed", "its end on other nodes")
+            info = when(trial, moved, lambda info: info["state"] == "completed", "its end on other nodes")
             then = {node for node, _ in info["attempts"][-1]["parts"]}
             assert not first & then
             assert len(then) == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trial import Mischief, Trial
 
-from components import require
+from kit.components import require
 
 pytestmark = pytest.mark.ray
 
@@ -18,7 +18,7 @@ JOBS = 60
 @pytest.mark.parametrize("policy", ["tiresias-l", "dally"])
 def test_sixty_jobs(policy: str, tmp_path: Path) -> None:
     require("ray")
-    from ray_cluster import RayCluster
+    from kit.ray_cluster import RayCluster
 
     with RayCluster() as ray:
         trial = Trial(tmp_path)

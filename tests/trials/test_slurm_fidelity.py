@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from trial import Trial
 
-from components import require
-from thebes.server import rehearsal
-from thebes.server.config import load
+from kit.components import require
+from thebes.instance import rehearsal
+from thebes.live.config import load
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.alone]
 
 JOBS, SECONDS, GPUS, MOST_ERROR, TRIES = 200, 220.0, 512, 0.05, 3
 LOAD = 0.5  # 0.75 while jobs arrive; near saturation the simulator itself says 26 % more for starts of one second more
@@ -21,7 +21,7 @@ LOAD = 0.5  # 0.75 while jobs arrive; near saturation the simulator itself says 
 
 def test_slurm_does_what_the_simulator_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require("slurm")
-    from slurm_cluster import slurm_cluster
+    from kit.slurm_cluster import slurm_cluster
 
     acts = rehearsal.make_workload(JOBS, SECONDS, GPUS, load=LOAD)
     limits = ",".join(f"{limit:g}" for limit in rehearsal.queue_limits(acts))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from trial import Mischief, Trial
 
-from components import require
+from kit.components import require
 from thebes.node import processes
 
 pytestmark = pytest.mark.slurm
@@ -24,7 +24,7 @@ SETTINGS = {"tiresias-l": ["queue_limits=60,400"], "dally": ["lease_s=20"]}
 @pytest.mark.parametrize("policy", ["tiresias-l", "dally"])
 def test_a_thousand_jobs(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require("slurm")
-    from slurm_cluster import slurm_cluster
+    from kit.slurm_cluster import slurm_cluster
 
     with slurm_cluster(nodes=64, gpus=8, namespaced=("n5",), slurmd_timeout_s=10) as slurm:
         for name, value in slurm.env.items():
@@ -87,9 +87,6 @@ def test_a_thousand_jobs(policy: str, tmp_path: Path, monkeypatch: pytest.Monkey
             return [(pid, line) for pid, line in slurm.leftovers() if "slurmscriptd" not in line]
 
         for left in (slurm.queue, processes_left):
-            try:
-                slurm.until(lambda look=left: not look(), "nothing left behind")
-            except TimeoutError:
-                raise AssertionError(f"left behind: {left()}") from None
+            slurm.until(lambda look=left: not look(), "nothing left behind", told=left)
         assert trial.figures.preemptions + trial.figures.losses > 0
         trial.keep(f"slurm-{policy}", policy=policy, nodes=64, gpus=512)

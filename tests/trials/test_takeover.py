@@ -12,19 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from diaries import Known, check_job
-from fault_cluster import JOB, until
 from trial import patiently
 
-from components import require
+from kit.components import require
+from kit.diaries import Known, check_job
+from kit.fault_cluster import JOB
+from kit.waiting import until
 from thebes.client import Client
+from thebes.instance.down import take_down
+from thebes.instance.standby import rehearse
+from thebes.instance.up import bring_up
+from thebes.instance.wanted import UpOptions
 from thebes.node import processes
-from thebes.node.instance import Instance
-from thebes.server.lifecycle import Options, bring_up, take_down
-from thebes.server.standby import rehearse
+from thebes.protocol.instance import Instance
 
 if TYPE_CHECKING:
-    from postgres_server import PostgresServer
+    from kit.postgres_server import PostgresServer
 
 TAKEOVER_S = 60.0  # half of what a test is patient; the goal of 10 s is for a machine that does nothing else
 
@@ -34,14 +37,14 @@ def cluster_of(where: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[di
     """Options of `up`, and the address at which nodes reach this machine."""
     require(where)
     if where == "slurm":
-        from slurm_cluster import slurm_cluster
+        from kit.slurm_cluster import slurm_cluster
 
         with slurm_cluster(nodes=4, gpus=8) as slurm:
             for name, value in slurm.env.items():
                 monkeypatch.setenv(name, value)
             yield {"engine": "slurm", "partition": "main"}, slurm.address
     else:
-        from ray_cluster import RayCluster
+        from kit.ray_cluster import RayCluster
 
         with RayCluster() as ray:
             yield {"engine": "ray", "address": ray.address}, "127.0.0.1"
@@ -84,8 +87,8 @@ def test_a_standby_takes_over_and_jobs_do_not_notice(
     with cluster_of(where, monkeypatch) as (options, address):
         try:
             common = {**options, "store": store, "shared": str(shared), "home": address, "grace_s": 10.0}
-            bring_up(first, Options(**common), rehearse)
-            bring_up(second, Options(store=store, home=address), rehearse)
+            bring_up(first, UpOptions(**common), rehearse)
+            bring_up(second, UpOptions(store=store, home=address), rehearse)
             client = Client(dir=first.dir)
             for gpus, one in known.items():
                 command = [sys.executable, str(JOB), str(diaries), one.key, one.kind, str(one.steps), "0.25"]
@@ -95,7 +98,7 @@ def test_a_standby_takes_over_and_jobs_do_not_notice(
                 "they run",
                 120.0,
             )
-            until(lambda: all((client.job(number)["step"] or 0) > 4 for number in ("1", "2")), "they make steps", 120.0)
+            until(lambda: all((client.job(number)["step"] or 0) > 4 for number in ("1", "2")), "they make steps")
             before = {one.key: ranks_of(one.key) for one in known.values()}
             endpoint = second.read_endpoint()
             assert endpoint is not None
@@ -106,13 +109,13 @@ def test_a_standby_takes_over_and_jobs_do_not_notice(
             took_s = time.monotonic() - began
             print(f"\n{where}: the standby led after {took_s:.2f} s")
             assert took_s < TAKEOVER_S
-            until(lambda: all(later.job(one)["state"] == "running" for one in ("1", "2")), "they run still", 120.0)
+            until(lambda: all(later.job(one)["state"] == "running" for one in ("1", "2")), "they run still")
             assert {one.key: ranks_of(one.key) for one in known.values()} == before
             later.preempt("2")
-            until(lambda: later.job("2")["incarnation"] == 2, "the new leader's word is obeyed", 120.0)
+            until(lambda: later.job("2")["incarnation"] == 2, "the new leader's word is obeyed")
             go_on.unlink()
             for number, one in zip(("1", "2"), known.values(), strict=True):
-                row = until(lambda n=number: (r := later.job(n))["state"] == "completed" and r, "its end", 120.0)
+                row = until(lambda n=number: (r := later.job(n))["state"] == "completed" and r, "its end")
                 check_job(one, row, diaries / f"{one.key}.log")
             assert later.job("1")["incarnation"] == 1
         finally:

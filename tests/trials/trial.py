@@ -22,15 +22,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diaries import Known, check_job
-from fault_cluster import JOB, until
-
+from kit.diaries import Known, check_job
+from kit.fault_cluster import JOB
+from kit.waiting import PATIENCE_S, until
 from thebes.client import Client
+from thebes.instance.down import take_down
+from thebes.instance.standby import rehearse
+from thebes.instance.up import bring_up
+from thebes.instance.wanted import UpOptions
+from thebes.live.replay import replay_store
 from thebes.node import processes
-from thebes.node.instance import Instance, wait_gone
-from thebes.server.lifecycle import Options, bring_up, take_down
-from thebes.server.replay import replay_store
-from thebes.server.standby import rehearse
+from thebes.protocol.instance import Instance, wait_gone
 
 KINDS = {"plain": 17, "careless": 2, "daemon": 1}
 LIVES = ["queued", "held", "starting", "running", "preempting", "suspended"]
@@ -90,7 +92,7 @@ class Trial:
         self.figures = Figures()
 
     def up(self, **options: Any) -> None:
-        bring_up(self.instance, Options(**options), rehearse)  # what is to be compiled is compiled before
+        bring_up(self.instance, UpOptions(**options), rehearse)  # what is to be compiled is compiled before
         self.client = Client(dir=self.instance.dir)
 
     def down(self) -> None:
@@ -181,7 +183,7 @@ class Trial:
         assert len({row["name"] for row in rows.values()}) == len(rows), "a submit was done twice"
         for job_id, known in self.known.items():
             check_job(known, rows[job_id], self.diaries / f"{known.key}.log")
-        until(lambda: not self.left(), "no process of any job lives", 120.0)
+        until(lambda: not self.left(), "no process of any job lives")
         for node in self.client.nodes():
             assert node["gpus_busy"] == 0, f"GPUs are held by nobody: {node}"
         replayed = replay_store(self.instance.dir)
@@ -228,9 +230,9 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-def patiently(ask: Callable[[], Any], timeout_s: float = 120.0) -> Any:
+def patiently(ask: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
     """Ask again while nobody answers: a controller that was killed is back in a moment."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patience_s
     while True:
         try:
             return ask()

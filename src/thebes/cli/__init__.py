@@ -1,4 +1,4 @@
-"""The command line: thin. Each command parses, calls, prints; what it needs beyond Typer it imports when it runs.
+"""The command line, which is thin: each command parses, calls and prints, and imports what it needs when it runs.
 
 Only the command that was asked for is imported and built: with thirty of them, building all takes longer than most
 answers. `thebes --help`, completion and typing errors build them all.
@@ -22,56 +22,56 @@ SIMULATE, JOBS, CLUSTER, ADMIN = "Simulate", "Jobs", "Live cluster", "Administra
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A command, or a group of commands, and where it is written."""
+class LazyCommand:
+    """A command, or a group of commands, and the module and function in which it is written."""
 
     module: str
     attribute: str
     panel: str
     is_group: bool = False
-    settings: str = ""  # name of a dict of further arguments for Typer
-    hidden: bool = False  # not for people: other programs call it
+    settings: str = ""  # the name of a dict of further arguments for Typer
+    hidden: bool = False  # other programs call it, not people
 
 
 COMMANDS = {
-    "simulate": Entry("simulate", "simulate", SIMULATE),
-    "compare": Entry("simulate", "compare", SIMULATE),
-    "rehearse": Entry("rehearse", "rehearse", SIMULATE),
-    "policies": Entry("catalogue", "policies", SIMULATE, is_group=True),
-    "placements": Entry("catalogue", "placements", SIMULATE),
-    "perf": Entry("catalogue", "perf", SIMULATE),
-    "plan": Entry("plan", "plan", SIMULATE),
-    "fit": Entry("fit", "fit", SIMULATE),
-    "trace": Entry("trace", "app", SIMULATE, is_group=True),
-    "import": Entry("import_history", "app", SIMULATE, is_group=True),
-    "up": Entry("instance", "up", CLUSTER),
-    "down": Entry("instance", "down", CLUSTER),
-    "status": Entry("instance", "status", CLUSTER),
-    "doctor": Entry("instance", "doctor", CLUSTER),
-    "engine": Entry("engine", "app", CLUSTER, is_group=True),
-    "top": Entry("top", "top", CLUSTER),
-    "nodes": Entry("nodes", "nodes", CLUSTER),
-    "events": Entry("follow", "events", CLUSTER),
-    "submit": Entry("submit", "submit", JOBS, settings="SETTINGS"),
-    "ps": Entry("jobs", "ps", JOBS),
-    "show": Entry("jobs", "show", JOBS),
-    "logs": Entry("follow", "logs", JOBS),
-    "attach": Entry("follow", "attach", JOBS),
-    "wait": Entry("act", "wait", JOBS),
-    "cancel": Entry("act", "cancel", JOBS),
-    "hold": Entry("act", "hold", JOBS),
-    "release": Entry("act", "release", JOBS),
-    "requeue": Entry("act", "requeue", JOBS),
-    "preempt": Entry("act", "preempt", JOBS),
-    "shims": Entry("slurm.commands", "app", JOBS, is_group=True),
-    "slurm-shim": Entry("slurm.commands", "slurm_shim", JOBS, settings="SETTINGS", hidden=True),
-    "drain": Entry("nodes", "drain", ADMIN),
-    "undrain": Entry("nodes", "undrain", ADMIN),
-    "backup": Entry("backup", "backup", ADMIN),
-    "restore": Entry("backup", "restore", ADMIN),
-    "replay": Entry("replay", "replay", ADMIN),
-    "token": Entry("instance", "token", ADMIN, is_group=True),
-    "tenant": Entry("instance", "tenant", ADMIN, is_group=True),
+    "simulate": LazyCommand("simulate", "simulate", SIMULATE),
+    "compare": LazyCommand("simulate", "compare", SIMULATE),
+    "rehearse": LazyCommand("rehearse", "rehearse", SIMULATE),
+    "policies": LazyCommand("catalogue", "policies", SIMULATE, is_group=True),
+    "placements": LazyCommand("catalogue", "placements", SIMULATE),
+    "perf": LazyCommand("catalogue", "perf", SIMULATE),
+    "plan": LazyCommand("plan", "plan", SIMULATE),
+    "fit": LazyCommand("fit", "fit", SIMULATE),
+    "trace": LazyCommand("trace", "app", SIMULATE, is_group=True),
+    "import": LazyCommand("import_history", "app", SIMULATE, is_group=True),
+    "up": LazyCommand("instance", "up", CLUSTER),
+    "down": LazyCommand("instance", "down", CLUSTER),
+    "status": LazyCommand("instance", "status", CLUSTER),
+    "doctor": LazyCommand("instance", "doctor", CLUSTER),
+    "engine": LazyCommand("engine", "app", CLUSTER, is_group=True),
+    "top": LazyCommand("top", "top", CLUSTER),
+    "nodes": LazyCommand("nodes", "nodes", CLUSTER),
+    "events": LazyCommand("follow", "events", CLUSTER),
+    "submit": LazyCommand("submit", "submit", JOBS, settings="SETTINGS"),
+    "ps": LazyCommand("jobs", "ps", JOBS),
+    "show": LazyCommand("jobs", "show", JOBS),
+    "logs": LazyCommand("follow", "logs", JOBS),
+    "attach": LazyCommand("follow", "attach", JOBS),
+    "wait": LazyCommand("act", "wait", JOBS),
+    "cancel": LazyCommand("act", "cancel", JOBS),
+    "hold": LazyCommand("act", "hold", JOBS),
+    "release": LazyCommand("act", "release", JOBS),
+    "requeue": LazyCommand("act", "requeue", JOBS),
+    "preempt": LazyCommand("act", "preempt", JOBS),
+    "shims": LazyCommand("slurm.commands", "app", JOBS, is_group=True),
+    "slurm-shim": LazyCommand("slurm.commands", "slurm_shim", JOBS, settings="SETTINGS", hidden=True),
+    "drain": LazyCommand("nodes", "drain", ADMIN),
+    "undrain": LazyCommand("nodes", "undrain", ADMIN),
+    "backup": LazyCommand("backup", "backup", ADMIN),
+    "restore": LazyCommand("backup", "restore", ADMIN),
+    "replay": LazyCommand("replay", "replay", ADMIN),
+    "token": LazyCommand("instance", "token", ADMIN, is_group=True),
+    "tenant": LazyCommand("instance", "tenant", ADMIN, is_group=True),
 }
 
 
@@ -92,7 +92,7 @@ def _root(
 
 
 def build(words: Sequence[str] = ()) -> typer.Typer:
-    """The command line as far as these words need it."""
+    """The part of the command line that these words need."""
     app = typer.Typer(
         name="thebes",
         cls=QuickGroup,
@@ -116,13 +116,13 @@ def build(words: Sequence[str] = ()) -> typer.Typer:
         elif entry.is_group:
             app.add_typer(found, name=name, rich_help_panel=entry.panel)
         else:
-            more = {"cls": QuickCommand, **(getattr(module, entry.settings) if entry.settings else {})}
+            more: dict[str, Any] = {"cls": QuickCommand, **(getattr(module, entry.settings) if entry.settings else {})}
             app.command(name, rich_help_panel=entry.panel, **more)(found)
     return app
 
 
 def _name_of(command: Any) -> Callable[[], None]:
-    """Stands for a command in the list of commands, where its options do not matter."""
+    """A function that stands for a command in the list of commands, where its options do not matter."""
 
     def stand_in() -> None: ...
 
@@ -131,7 +131,7 @@ def _name_of(command: Any) -> Callable[[], None]:
 
 
 def __getattr__(name: str) -> typer.Typer:
-    """`app`: the whole command line, for those who want to look at it."""
+    """`app` is the whole command line, for programs that want to look at it; building it takes time."""
     if name != "app":
         raise AttributeError(f"module 'thebes.cli' has no attribute '{name}'")
     return build()
@@ -144,7 +144,7 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has gone, for instance `| head`
+    except BrokenPipeError:  # the program that read our output has gone, for instance `| head`
         sys.exit(0)
     except Exception as error:
         from thebes.model.errors import UserError
@@ -164,7 +164,7 @@ def main() -> None:
 
 
 def _flush() -> None:
-    """If nobody reads what is left, Python shall not complain of that when it leaves."""
+    """Flush what is left; if nothing reads it any more, Python must not complain of that when it exits."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""`thebes backup` and `thebes restore`: the store of a cluster as one file, and back."""
+"""`thebes backup` writes the store of a cluster into one file; `thebes restore` puts it back."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from thebes.model.errors import UserError
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; one that is there is replaced.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; a file that is there is replaced.")],
     folder: Folder = None,
 ) -> None:
     """Write all that the cluster remembers into one file, also while it runs. Keep it safe: it holds environments."""
-    from thebes.node.instance import Instance
-    from thebes.server.backup import save
-    from thebes.server.config import load
-    from thebes.server.lifecycle import shown_store
+    from thebes.instance.wanted import shown_store
+    from thebes.live.config import load
+    from thebes.protocol.instance import Instance
+    from thebes.store.backup import save
 
     instance = Instance.at(folder)
     store = load(instance.config).store
@@ -36,16 +36,17 @@ def restore(
         str | None, typer.Option(metavar="URL", help="Into this database (postgresql://…), not into the folder.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also into a store that is not empty: that is gone then.")
+        bool, typer.Option("--force", help="Also into a store that is not empty, whose contents are then gone.")
     ] = False,
 ) -> None:
-    """Put a backup into an empty store, of either kind: so a cluster moves to PostgreSQL. Nothing may run meanwhile."""
+    """Put a backup into an empty store of either kind, for instance to move to PostgreSQL. Stop the cluster first."""
     from thebes.cli.instance import hide_password
-    from thebes.node.instance import Instance
-    from thebes.server.backup import restore as put_back
-    from thebes.server.config import load
-    from thebes.server.database import POSTGRES_SCHEMES
-    from thebes.server.lifecycle import living_parts, shown_store
+    from thebes.instance.state import living_parts
+    from thebes.instance.wanted import shown_store
+    from thebes.live.config import load
+    from thebes.protocol.instance import Instance
+    from thebes.store.backup import restore as put_back
+    from thebes.store.database import POSTGRES_SCHEMES
 
     if store is not None:
         hide_password(store)

@@ -1,4 +1,4 @@
-"""`thebes policies`, `thebes placements` and `thebes perf`: what there is to choose from, and which knobs it has."""
+"""`thebes policies`, `thebes placements` and `thebes perf` list what there is to choose from, and its parameters."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ def list_policies(ctx: typer.Context) -> None:
     from rich import box
     from rich.table import Table
 
-    from thebes.model.view import DURATIONS
+    from thebes.live.config import CARRIED
+    from thebes.model.facts import DURATIONS
     from thebes.policy import registry
+    from thebes.policy.admission import runs_live_on
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy", style="bold", no_wrap=True)
     table.add_column("what it does")
     table.add_column("needs to know")
+    table.add_column("runs live")
     for name, policy in registry().items():
         need = "durations (oracle)" if DURATIONS in policy.needs else ", ".join(sorted(policy.needs)) or "nothing"
-        table.add_row(name, _first_sentence(policy), need)
+        table.add_row(name, _first_sentence(policy), need, runs_live_on(policy(), CARRIED))
     console = _console()
     console.print(table)
     console.print("`thebes policies show NAME` tells more; docs/policies.md has it all.", style="dim", highlight=False)
@@ -38,9 +41,11 @@ def list_policies(ctx: typer.Context) -> None:
 
 @policies.command("show")
 def show_policy(name: Annotated[str, typer.Argument(help="A policy's name.")]) -> None:
-    """What a policy is, its paper, its parameters, what it needs to know."""
-    from thebes.model.view import NEEDS
+    """Show what a policy is, its paper, its parameters, and what it needs to know."""
+    from thebes.live.config import CARRIED
+    from thebes.model.facts import NEEDS
     from thebes.policy import find
+    from thebes.policy.admission import runs_live_on
 
     policy = find(name)
     console = _console()
@@ -51,6 +56,9 @@ def show_policy(name: Annotated[str, typer.Argument(help="A policy's name.")]) -
         console.print(f"[dim]paper:[/dim] {policy.paper}", highlight=False)
     needs = "; ".join(NEEDS.get(need, need) for need in sorted(policy.needs)) or "nothing beyond what it has seen"
     console.print(f"[dim]needs to know:[/dim] {needs}", highlight=False)
+    for fact, instead in policy.uses.items():
+        console.print(f"[dim]where {fact} is not known:[/dim] {instead}", highlight=False)
+    console.print(f"[dim]runs live:[/dim] {runs_live_on(policy(), CARRIED)}", highlight=False)
     console.print(f"[dim]shares a GPU between jobs:[/dim] {'yes' if policy.shares else 'no'}", highlight=False)
     _print_parameters(console, policy, "")
 

@@ -1,4 +1,4 @@
-"""`thebes engine check slurm|ray`: what the cluster that is there supports, before `thebes up --engine`."""
+"""`thebes engine check slurm|ray` tells what an existing cluster supports, before `thebes up --engine` relies on it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import Annotated
 
 import typer
 
-from thebes.cli.live import ShortFormat, ShortOutput
-from thebes.cli.screen import clean, paint, print_json
-from thebes.engine.finding import Finding, worst
+from thebes.cli.live import ShortOutput, ShortOutputOption
+from thebes.cli.screen import LEVEL_STYLES, clean, paint, print_json
+from thebes.cli.site_options import (
+    AccountOption,
+    HomeOption,
+    PartitionOption,
+    QosOption,
+    RayAddressOption,
+    ReservationOption,
+)
+from thebes.engine.finding import SiteFinding, worst
 from thebes.model.errors import UserError
 
-LEVEL_STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 ENGINES = ("slurm", "ray")
 
 app = typer.Typer(help="Look at the cluster that Thebes shall run on.", no_args_is_help=True)
@@ -22,24 +29,22 @@ app = typer.Typer(help="Look at the cluster that Thebes shall run on.", no_args_
 
 @app.callback()
 def _group() -> None:
-    """A group, also while it has one command."""
+    """Make this a group, although it has only one command."""
 
 
 @app.command("check")
 def check(
     engine: Annotated[str, typer.Argument(metavar="slurm|ray", help="Which kind of cluster.")],
-    partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the partition to work in.")] = None,
-    reservation: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the reservation to work in.")] = None,
-    account: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the account of our jobs.")] = None,
-    qos: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: their quality of service.")] = None,
+    partition: PartitionOption = None,
+    reservation: ReservationOption = None,
+    account: AccountOption = None,
+    qos: QosOption = None,
     shared: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Slurm: a folder that all nodes see. Default: this one.")
     ] = None,
-    home: Annotated[
-        str | None, typer.Option(metavar="HOST", help="Slurm: where nodes reach us. Default: this machine's name.")
-    ] = None,
-    address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Ray: the head of the cluster.")] = None,
-    output: ShortFormat = ShortOutput.table,
+    home: HomeOption = None,
+    address: RayAddressOption = None,
+    output: ShortOutputOption = ShortOutput.table,
 ) -> None:
     """Say what the site supports, what is lost where it does not, and what to do about it."""
     if engine not in ENGINES:
@@ -48,14 +53,14 @@ def check(
     told = {"--partition": partition, "--reservation": reservation, "--account": account, "--qos": qos}
     _only_for("slurm", engine, {**told, "--shared": shared, "--home": home})
     if engine == "slurm":
-        from thebes.engine.slurm_check import check as look
-        from thebes.engine.slurm_commands import Terms
+        from thebes.engine.slurm.check import check as look
+        from thebes.engine.slurm.commands import SlurmTerms
 
         host = (home or "").rpartition(":")[0] if (home or "").rpartition(":")[2].isdigit() else home or ""
-        terms = Terms(partition or "", reservation or "", account or "", qos or "")
+        terms = SlurmTerms(partition or "", reservation or "", account or "", qos or "")
         found = look(terms, shared=shared.absolute() if shared else None, home=host)
     else:
-        from thebes.engine.ray_check import check as look_at_ray
+        from thebes.engine.ray.check import check as look_at_ray
 
         found = look_at_ray(address or "")
     if output is ShortOutput.json:
@@ -72,7 +77,7 @@ def _only_for(owner: str, engine: str, options: dict[str, object]) -> None:
             raise UserError(f"{name} is for `thebes engine check {owner}`", hint="leave it out")
 
 
-def lines(found: Sequence[Finding]) -> list[str]:
+def lines(found: Sequence[SiteFinding]) -> list[str]:
     """A line per finding, and below it what to do."""
     width = max((len(finding.what) for finding in found), default=0)
     told: list[str] = []

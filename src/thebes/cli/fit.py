@@ -1,6 +1,6 @@
-"""`thebes fit`: the constants of a model from measured iterations, and how well they explain these.
+"""`thebes fit` finds the constants of a model from measured iterations, and shows how well they explain these.
 
-Imports sit inside the command: `thebes --help` must not wait for NumPy.
+The imports stand inside the command, because `thebes --help` must not wait for NumPy.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thebes.cli.files import EverythingFile, NodeSize, PlotFile
+
 if TYPE_CHECKING:
     from thebes.perf.plans.fit import Fit, Sample
     from thebes.perf.plans.samples import SampleFile
     from thebes.perf.plans.site import Site
     from thebes.perf.plans.transformer import Transformer
 
-MANY = 40  # samples; of more, the table shows the worst
-WIDE = 120  # columns of what does not go to a screen
+MANY = 40  # of more samples than this, the table shows only the worst
+WIDE = 120  # columns, where the output does not go to a screen
 
 
 def fit(
@@ -36,13 +38,13 @@ def fit(
         ),
     ] = None,
     gpu_type: Annotated[str | None, typer.Option(help="Default: as in the CSV, else A800-80GB.")] = None,
-    node_size: Annotated[int, typer.Option(help="GPUs per node.")] = 8,
+    node_size: NodeSize = 8,
     batch: Annotated[int | None, typer.Option(help="Global batch; default: the CSV's, else the model's own.")] = None,
     noise: Annotated[float, typer.Option(help="Relative error of a measured iteration.")] = 0.03,
     all_rows: Annotated[bool, typer.Option("--all", help="Show every sample, however many.")] = False,
     save: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the model for `thebes plan`.")] = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE|-", help="Write everything as JSON; - for stdout.")] = None,
-    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it: .html, .png or .pdf.")] = None,
+    json: EverythingFile = None,
+    plot: PlotFile = None,
 ) -> None:
     """Fit the constants of a model to measured iterations, and show predicted against measured."""
     from thebes.model.errors import UserError
@@ -93,7 +95,7 @@ def _read(path: Path) -> str:
 def _model_and_samples(
     found: SampleFile, asked: str | None, batch: int | None, where: str
 ) -> tuple[Transformer, list[Sample]]:
-    """The model that is asked for and its samples; a file of one model needs no asking."""
+    """The model that is asked for, and its samples. If the file holds only one model, nobody needs to name it."""
     from thebes.model.errors import UserError
     from thebes.perf.plans.transformer import find, with_batch
 
@@ -118,7 +120,7 @@ def _model_and_samples(
 
 
 def _key_of(found: SampleFile, name: str, where: str) -> str:
-    """The file's word for the model: its own name, an alias of it, or none at all."""
+    """The word that the file has for this model: the model's own name, an alias of it, or none at all."""
     from thebes.model.errors import UserError, nearest
     from thebes.perf.plans.transformer import catalogue
 
@@ -150,7 +152,7 @@ def _site(gpu_type: str, node_size: int) -> Site:
     )
 
 
-# What people read.
+# Output for people.
 
 MEANING = {
     "k_bwd": "backward pass, in forward passes",
@@ -226,7 +228,7 @@ def _elsewhere(site: Site) -> tuple[str, ...]:
     )
 
 
-# What programs read.
+# Output for programs.
 
 
 def as_json(result: Fit, site: Site) -> dict[str, Any]:
@@ -270,7 +272,7 @@ def _write_json(result: Fit, site: Site, target: str) -> None:
 
 
 def as_toml(model: Transformer, result: Fit, site: Site) -> str:
-    """The model with its constants, as `thebes plan` reads it."""
+    """The model with its constants, in the form that `thebes plan` reads."""
     families = ", ".join(f'"{family}"' for family in sorted(model.families))
     lines = [
         f"# {len(result.samples)} samples on {site.gpu_type}: mean error {result.mean_error:.1%}, "

@@ -1,17 +1,17 @@
-"""What a job says and what happens to it: logs, attach, events."""
+"""The commands that show what a job prints and what happens to it: logs, attach and events."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from thebes.cli.act import exit_code_of, tell_end
-from thebes.cli.live import ACTIVE, TERMINAL, Folder, JobId, ShortFormat, ShortOutput, connect, job_id
+from thebes.cli.live import ACTIVE, TERMINAL, Folder, JobArgument, ShortOutput, ShortOutputOption, connect, job_id
 from thebes.cli.screen import clean, clock, duration, paint, plural, print_json, say
 from thebes.model.errors import UserError
 
@@ -22,7 +22,7 @@ TAIL_BYTES_PER_LINE = 240
 
 
 def logs(
-    job: JobId,
+    job: JobArgument,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
     rank: Annotated[int, typer.Option(min=0, help="Output of this rank.")] = 0,
     incarnation: Annotated[int | None, typer.Option(min=1, help="Only of this start; default: of all.")] = None,
@@ -33,7 +33,9 @@ def logs(
     with connect(folder) as client:
         show_output(client, job_id(job), follow=follow, rank=rank, incarnation=incarnation, lines=lines)
         info = client.job(job_id(job))
-        if info["state"] == "failed" and info.get("exit_code") is None:  # it never ran: there is nothing else to read
+        if (
+            "state" in info and info["state"] == "failed" and info["exit_code"] is None
+        ):  # it never ran: there is nothing else to read
             say(f"job {job} failed: {info['reason']}")
 
 
@@ -48,7 +50,7 @@ def show_output(
 ) -> None:
     """Copy a job's output to stdout: earlier starts first, then the current one, with a line between them on stderr."""
     found = client.job(job)
-    if found.get("array"):
+    if "members" in found:
         first = found["members"][0]["id"]
         raise UserError(f"{job} is an array of {len(found['members']):,} jobs.", hint=f"Name one of them: {first}")
     current = found["incarnation"]
@@ -80,7 +82,7 @@ def _copy(pieces: Iterable[bytes]) -> None:
 def _last_lines(
     client: Client, job: str, rank: int, incarnation: int | None, lines: int, follow: bool
 ) -> Iterator[bytes]:
-    """The last lines and, with follow, what comes after them. Reads from the end, further back if lines are long."""
+    """The last lines and, with follow, what comes after them. Long lines make it read further back from the end."""
     if lines == 0 and not follow:
         return
     reach = max(1 << 14, lines * TAIL_BYTES_PER_LINE)
@@ -100,7 +102,7 @@ def events(
     watching: Annotated[bool, typer.Option("-w", "--watch", help="Go on with what happens, until Ctrl-C.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many.")] = 100,
     after: Annotated[int | None, typer.Option(metavar="SEQ", help="Only those after this number.")] = None,
-    output: ShortFormat = ShortOutput.table,
+    output: ShortOutputOption = ShortOutput.table,
     folder: Folder = None,
 ) -> None:
     """Tell what happened lately, oldest first: to one job, or to all. --after 0 begins at the beginning."""
@@ -112,7 +114,7 @@ def events(
             print_json({"events": found, "next": following})
             return
         for event in found:
-            if output is ShortOutput.json or event["kind"] != "state":  # other events say the same in better words
+            if output is ShortOutput.json or event["kind"] != "state":  # other events tell the same in better words
                 print(_event_line(event, output, wanted))
         if not found and not watching:
             say("nothing yet")
@@ -132,7 +134,7 @@ def _watch_events(client: Client, job: str | None, after: int | None, output: Sh
         say("")
 
 
-def _event_line(event: dict[str, Any], output: ShortOutput, job: str | None) -> str:
+def _event_line(event: Mapping[str, Any], output: ShortOutput, job: str | None) -> str:
     if output is ShortOutput.json:
         import json
 
@@ -142,15 +144,16 @@ def _event_line(event: dict[str, Any], output: ShortOutput, job: str | None) -> 
         if job is not None and job == event.get("job_id")
         else [str(event.get("job_id") or event.get("node") or "").ljust(6)]
     )
-    words = [*who, str(event["kind"]).ljust(14), told_of(event)]
+    words = [*who, str(event["kind"]).ljust(14), event_words(event)]
     return "  ".join([paint(clock(event["time_s"], time.time()), "dim"), *map(clean, words)]).rstrip()
 
 
-# What an event's details are called in a sentence; the others are shown as `name value`. Empty: shown as they are.
+# What an event's details are called in a sentence. A detail that is not listed is shown as `name value`, and one with
+# an empty word is shown without a name.
 WORDS = {"on": "on", "to": "to", "for_jobs": "for job", "policy": "by", "reason": "", "detail": "", "state": ""}
 
 
-def told_of(event: dict[str, Any]) -> str:
+def event_words(event: Mapping[str, Any]) -> str:
     """The details of an event in words."""
     parts = [f"on {event['node']}"] if event.get("node") and event.get("job_id") else []
     for key, value in (event.get("detail") or {}).items():
@@ -179,7 +182,7 @@ def _value(value: Any) -> str:
 
 
 def attach(
-    job: JobId,
+    job: JobArgument,
     shell: Annotated[bool, typer.Option("--shell", help="Open a shell with the job's environment and folder.")] = False,
     rank: Annotated[int, typer.Option(min=0, help="Output of this rank.")] = 0,
     folder: Folder = None,
@@ -201,14 +204,14 @@ def attach(
 
 
 def _open_shell(client: Client, job: str, folder: str | None) -> None:
-    """Replace this process by a shell where the job runs, with what it was submitted with."""
+    """Replace this process by a shell on the node where the job runs, with the environment of its submission."""
     found = client.job(job)
-    if found.get("array"):
+    if "members" in found:
         raise UserError(f"{job} is an array.", hint=f"Name one of its jobs: {found['members'][0]['id']}")
     env = client.environment(job)["env"]
-    workdir = found["spec"].get("workdir") or "."
+    workdir = str(found["spec"].get("workdir") or ".")
     if found["spec"].get("snapshot"):
-        from thebes.node.instance import Instance
+        from thebes.protocol.instance import Instance
 
         workdir = str(Instance.at(folder).jobs / job / "snapshot")
     held = found["attempts"][-1]["parts"] if found["attempts"] and found["state"] in ACTIVE else []

@@ -1,18 +1,19 @@
-"""`thebes import sacct`: a site's own history as a trace, and what each policy would have done with it."""
+"""`thebes import sacct` reads a site's own history as a trace, and tells what each policy would have done with it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from thebes.cli.files import FiguresFile, FirstJobs, ReportFile, Workers
+
 if TYPE_CHECKING:
     from thebes.model.cluster import Cluster
+    from thebes.report.result import Result
     from thebes.sim.choices import Choice
-    from thebes.sim.result import Result
     from thebes.trace.sacct import History
 
 app = typer.Typer(name="import", help="Turn a site's own history into a trace, and try policies on it.")
@@ -20,19 +21,9 @@ app = typer.Typer(name="import", help="Turn a site's own history into a trace, a
 POLICIES = "fifo,las,srtf,tiresias-l"
 
 
-class Arrival(StrEnum):
-    eligible = "eligible"
-    submit = "submit"
-
-
-class Requeued(StrEnum):
-    last = "last"
-    sum = "sum"
-
-
 @app.callback()
 def _group() -> None:
-    """Keeps `sacct` a subcommand although it is the only one."""
+    """Keep `sacct` a subcommand, although it is the only one."""
 
 
 @app.command()
@@ -54,22 +45,20 @@ def sacct(
     ] = None,
     perf: Annotated[str, typer.Option(metavar="NAME", help="How fast a placed job runs (`thebes perf`).")] = "tiers",
     arrival: Annotated[
-        Arrival, typer.Option(help="A job arrives when it was eligible (dependencies met), or at its submission.")
-    ] = Arrival.eligible,
+        Literal["eligible", "submit"],
+        typer.Option(help="A job arrives when it was eligible (dependencies met), or at its submission."),
+    ] = "eligible",
     requeued: Annotated[
-        Requeued, typer.Option(help="Run time of a job with several starts: of the last, or of all together.")
-    ] = Requeued.last,
+        Literal["last", "sum"],
+        typer.Option(help="Run time of a job with several starts: of the last, or of all together."),
+    ] = "last",
     tenant: Annotated[
-        str | None, typer.Option(metavar="WHAT", help="Who is one tenant: account (default), partition or user.")
+        str | None, typer.Option(metavar="WHAT", help="What makes a tenant: account (default), partition or user.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N jobs.")] = None,
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE|-", help="Write the figures as JSON; - for stdout.")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE.html", help="Write a one-file HTML report.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes at a time; as many as there are cores.")] = None,
+    limit: FirstJobs = None,
+    json: FiguresFile = None,
+    report: ReportFile = None,
+    workers: Workers = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite TRACE if it exists.")] = False,
 ) -> None:
     """Read what a Slurm site ran, and replay it under several policies beside what really happened.
@@ -88,9 +77,9 @@ AllocTRES,ReqTRES,NNodes,JobName > jobs.txt
         raise UserError("--json and --report tell of a comparison.", hint="Leave out --no-compare.")
     names = [name.strip() for name in policies.split(",") if name.strip()]
     if compare:
-        _chosen(names, settings or [], perf)  # whatever is wrong with them is said before the file is read
+        _chosen(names, settings or [], perf)  # faults in these are told before the file is read, which takes long
     _check_outputs(json, report)
-    history = read_history(file, arrival=arrival.value, requeued=requeued.value, tenant=tenant)
+    history = read_history(file, arrival=arrival, requeued=requeued, tenant=tenant)
     if limit is not None:
         history = history.head(limit)
     if json != "-":
@@ -132,12 +121,12 @@ def _check_outputs(json: str | None, report: Path | None) -> None:
 def _compare(
     history: History, spec: str | None, choose: Callable[[bool], list[Choice]], workers: int | None
 ) -> list[Result]:
-    """What happened, then what each policy would have done; the notes are told."""
+    """What happened, then what each policy would have done; the notes are printed on the way."""
     from thebes.cli.simulate import compile_policies, progress
     from thebes.sim.comparison import run_several
 
     cluster, history, notes = _cluster_for(history, spec)
-    # A guessed cluster has no GPU types, and one in short form neither; a cluster file that names them is believed.
+    # A guessed cluster has no GPU types, nor has one in short form. Types count only if a cluster file names them.
     typed = spec is not None and {kind.gpu_type for kind in cluster.kinds} & _types(history)
     choices = choose(not typed)
     compile_policies([choice.policy for choice in choices])

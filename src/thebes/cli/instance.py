@@ -1,37 +1,48 @@
-"""`thebes up`, `down`, `status`, `doctor`, `token` and `tenant`: the life of an instance, and who may use it."""
+"""The commands about an instance and its users: `thebes up`, `down`, `status`, `doctor`, `token` and `tenant`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thebes.cli.live import Folder, ShortFormat, ShortOutput, connect
-from thebes.cli.screen import paint, plural, print_json, say, table, terminal_width
+from thebes.cli.live import Folder, ShortOutput, ShortOutputOption, connect
+from thebes.cli.screen import LEVEL_STYLES, paint, plural, print_json, say, table, terminal_width
+from thebes.cli.site_options import (
+    SITE,
+    AccountOption,
+    HomeOption,
+    PartitionOption,
+    QosOption,
+    RayAddressOption,
+    ReservationOption,
+)
 from thebes.model.errors import UserError
 
 if TYPE_CHECKING:
-    from thebes.node.instance import Instance
+    from thebes.instance.keeper_log import LogMark
     from thebes.placement import Placement
     from thebes.policy import Policy
-    from thebes.server.lifecycle import LogMark
+    from thebes.protocol.instance import Instance
 
 token = typer.Typer(help="Tokens: who may use the cluster.", no_args_is_help=True)
 tenant = typer.Typer(help="Tenants: whose account jobs run on, and how many GPUs they may hold.", no_args_is_help=True)
 
-SITE, DECIDING, SERVING = "On Slurm or Ray", "What is decided", "As a service"
-LEVEL_STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
+DECIDING, SERVING = "What is decided", "As a service"
 
 
 def up(
+    ctx: typer.Context,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Who runs when (`thebes policies`), or FILE.py:CLASS. Default tiresias-l."),
+        typer.Option(metavar="NAME", help="The policy (`thebes policies`), or FILE.py:CLASS. Default tiresias-l."),
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Who carries out: local (this machine, the default), slurm or ray."),
+        typer.Option(metavar="NAME", help="What runs the jobs: local (this machine, the default), slurm or ray."),
     ] = None,
     virtual_gpus: Annotated[
         int | None,
@@ -41,21 +52,10 @@ def up(
         int | None, typer.Option(min=1, max=1024, metavar="N", help="So many nodes of virtual GPUs. Default 1.")
     ] = None,
     folder: Folder = None,
-    partition: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", rich_help_panel=SITE, help="Slurm: the partition to work in. Default: Slurm's."),
-    ] = None,
-    reservation: Annotated[
-        str | None, typer.Option(metavar="NAME", rich_help_panel=SITE, help="Slurm: the reservation to work in.")
-    ] = None,
-    account: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", rich_help_panel=SITE, help="Slurm: the account of our jobs. Default: yours."),
-    ] = None,
-    qos: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", rich_help_panel=SITE, help="Slurm: their quality of service. Default: yours."),
-    ] = None,
+    partition: PartitionOption = None,
+    reservation: ReservationOption = None,
+    account: AccountOption = None,
+    qos: QosOption = None,
     time_limit: Annotated[
         str | None,
         typer.Option(
@@ -65,10 +65,7 @@ def up(
             help="Slurm: their time limit; they go on in a new one. Default: the partition's.",
         ),
     ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", rich_help_panel=SITE, help="Ray: the head of the cluster, or auto."),
-    ] = None,
+    address: RayAddressOption = None,
     shared: Annotated[
         str | None,
         typer.Option(
@@ -77,15 +74,11 @@ def up(
             help="A folder that all nodes see, for checkpoints and logs. Default: that of --dir.",
         ),
     ] = None,
-    home: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST[:PORT]", rich_help_panel=SITE, help="Where nodes reach us. Default: this machine's name."
-        ),
-    ] = None,
-    lease: Annotated[
+    home: HomeOption = None,
+    lease_s: Annotated[
         float | None,
         typer.Option(
+            "--lease",
             min=2,
             metavar="SECONDS",
             rich_help_panel=SITE,
@@ -111,9 +104,10 @@ def up(
             help="Where GPUs are taken (`thebes placements`). Default consolidate.",
         ),
     ] = None,
-    grace: Annotated[
+    grace_s: Annotated[
         float | None,
         typer.Option(
+            "--grace",
             min=0,
             metavar="SECONDS",
             rich_help_panel=DECIDING,
@@ -162,43 +156,20 @@ def up(
         ),
     ] = False,
 ) -> None:
-    """Start a cluster here or on Slurm or Ray, or what is missing of it. What is not said stays as it was last time."""
-    from thebes.node.instance import Instance
-    from thebes.server.lifecycle import Options, bring_up
+    """Start a cluster here, on Slurm or on Ray, or what is missing of it. Options not given stay as they were."""
+    from thebes.instance.up import bring_up
+    from thebes.instance.wanted import UpOptions
+    from thebes.live.config import unused_placement
+    from thebes.protocol.instance import Instance
 
     if store is not None:
         hide_password(store)
     else:
         store = os.environ.get("THEBES_STORE") or None
     instance = Instance.at(folder)
-    brought = bring_up(
-        instance,
-        Options(
-            policy=policy,
-            settings=settings or (),
-            placement=placement,
-            virtual_gpus=virtual_gpus,
-            nodes=nodes,
-            host=host,
-            port=port,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            grace_s=grace,
-            packing=packing,
-            engine=engine,
-            partition=partition,
-            reservation=reservation,
-            account=account,
-            qos=qos,
-            time_limit=time_limit,
-            address=address,
-            shared=shared,
-            home=home,
-            lease_s=lease,
-            store=store,
-        ),
-        compile_ahead,
-    )
+    said: dict[str, Any] = {one.name: ctx.params[one.name] for one in fields(UpOptions)}
+    said.update(settings=settings or (), store=store)
+    brought = bring_up(instance, UpOptions(**said), compile_ahead)
     config = brought.config
     gpus = plural(config.gpus, "virtual GPU" if config.nodes[0].virtual else "GPU")
     print(paint("Thebes is up already" if brought.was_up else "Thebes is up", "bold") + f"  {brought.url}")
@@ -208,6 +179,8 @@ def up(
     print(f"  policy   {config.policy}, placement {config.placement}")
     where = "" if config.engine == "local" else f" of {config.engine.capitalize()}"
     print(f"  nodes    {plural(len(config.nodes), 'node')}{where}, {gpus}")
+    if unused := unused_placement(config):
+        say(f"note: {unused}")
     if brought.trouble:
         say(f"warning: {brought.trouble}. `thebes nodes` tells when they can.")
     elsewhere = folder is not None and Instance.at(None) != instance
@@ -221,15 +194,18 @@ def up(
 
 
 def stay(instance: Instance, log: LogMark) -> None:
-    """Until the cluster is taken down. A keeper that was killed is an error: whoever started us starts us again."""
-    from thebes.server.lifecycle import wait_for_keeper
+    """Wait until the cluster is taken down.
+
+    A keeper that was killed is an error, so that the program that started us (such as systemd) starts us again.
+    """
+    from thebes.instance.up import wait_for_keeper
 
     if not wait_for_keeper(instance, log):
         raise UserError("the keeper has ended without having been told to", hint="`thebes up` takes everything over")
 
 
 def hide_password(url: str) -> None:
-    """Overwrite the password of an address in our own command line: everybody on this machine can read that."""
+    """Overwrite a password in our own command line, because everybody on this machine can read command lines."""
     import ctypes
     from pathlib import Path
 
@@ -247,19 +223,18 @@ def hide_password(url: str) -> None:
             ctypes.memset(start + where, ord("*"), len(secret))
             where = arguments.find(secret, where + len(secret))
     except (OSError, ValueError, IndexError):
-        pass  # not Linux as we know it: a file ~/.pgpass is the better place anyway
+        pass  # this is not Linux as we know it; a file ~/.pgpass is the better place for a password anyway
 
 
 def compile_ahead(policy: Policy, placement: Placement) -> None:
-    """Compile what the policy needs ahead, so that the controller need not do it while people wait for it."""
+    """Compile what the policy needs now, so that the controller need not do it while people wait for its answers."""
     from thebes.model.compiled import is_cold
-    from thebes.policy.priority import PriorityPolicy
 
-    ordered = isinstance(policy, PriorityPolicy)
+    ordered = policy.one_order() is not None
     if is_cold("fill.draw_up") or (ordered and is_cold("priority.survey")):
-        from thebes.server.standby import rehearse
+        from thebes.instance.standby import rehearse
 
-        say("Compiling the policies for this machine (once per version, about a minute) …")
+        say("Compiling the policies for this machine (once per version, about 20 s) …")
         rehearse(policy, placement)
 
 
@@ -277,8 +252,9 @@ def down(
     now: Annotated[bool, typer.Option("--now", help="Kill running jobs, without time to save.")] = False,
 ) -> None:
     """Stop the cluster. Running jobs are asked to save their state first; all jobs go on at the next `thebes up`."""
-    from thebes.node.instance import Instance
-    from thebes.server.lifecycle import living_parts, take_down
+    from thebes.instance.down import take_down
+    from thebes.instance.state import living_parts
+    from thebes.protocol.instance import Instance
 
     if keep_jobs and now:
         raise UserError("--keep-jobs and --now contradict each other", hint="give one of them")
@@ -293,10 +269,10 @@ def down(
         print(f"Thebes is down  {instance.dir}")
 
 
-def status(folder: Folder = None, output: ShortFormat = ShortOutput.table) -> None:
-    """What runs, where it answers, and how busy it is. Works with any part of the cluster dead."""
-    from thebes.node.instance import Instance
-    from thebes.server.lifecycle import describe
+def status(folder: Folder = None, output: ShortOutputOption = ShortOutput.table) -> None:
+    """Show what runs, where it answers, and how busy it is. It works with any part of the cluster dead."""
+    from thebes.instance.state import describe
+    from thebes.protocol.instance import Instance
 
     state = describe(Instance.at(folder))
     if output == ShortOutput.json:
@@ -309,7 +285,7 @@ def status(folder: Folder = None, output: ShortFormat = ShortOutput.table) -> No
 
 
 def _count(total: int, missing: list[str], what: str) -> tuple[str, str]:
-    """How many of them are there, which are not, and in which colour to say so."""
+    """How many of these parts are there, which are missing, and the colour for that."""
     few = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
     return f"{total - len(missing)} of {total}" + (f" ({what}: {few})" if missing else ""), "yellow" if missing else ""
 
@@ -359,7 +335,7 @@ def _status_lines(state: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _controller_lines(state: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The store and who leads, where several controllers may share it."""
+    """Lines about the store and about the controller that leads, where several controllers may share a store."""
     if not state["store"]:
         return []
     lines = [("store", state["store"], "")]
@@ -372,10 +348,10 @@ def _controller_lines(state: dict[str, Any]) -> list[tuple[str, str, str]]:
     return lines + [("standby", text, "") for text in waiting or ["none"]]
 
 
-def doctor(folder: Folder = None, output: ShortFormat = ShortOutput.table) -> None:
+def doctor(folder: Folder = None, output: ShortOutputOption = ShortOutput.table) -> None:
     """Check GPUs, driver, port, disk, permissions and the store of this machine, and say how to fix what is wrong."""
-    from thebes.node.instance import Instance
-    from thebes.server.doctor import examine
+    from thebes.instance.doctor import examine
+    from thebes.protocol.instance import Instance
 
     findings = examine(Instance.at(folder))
     if output == ShortOutput.json:
@@ -389,24 +365,24 @@ def doctor(folder: Folder = None, output: ShortFormat = ShortOutput.table) -> No
         raise typer.Exit(1)
 
 
-# tokens
+# Tokens.
 
 
 @token.command("create")
 def create_token(
     user: Annotated[str, typer.Argument(help="Whose token it is.")],
-    admin: Annotated[bool, typer.Option("--admin", help="May do everything, to all jobs.")] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="Its owner may do everything, to all jobs.")] = False,
     of_tenant: Annotated[
         str | None, typer.Option("--tenant", metavar="NAME", help="On whose account its jobs run.")
     ] = None,
-    expires: Annotated[str | None, typer.Option(metavar="TIME", help="Ends after so long: 12h, 30d.")] = None,
+    expires: Annotated[str | None, typer.Option(metavar="TIME", help="It ends after so long: 12h, 30d.")] = None,
     folder: Folder = None,
-    output: ShortFormat = ShortOutput.table,
+    output: ShortOutputOption = ShortOutput.table,
 ) -> None:
     """Make a token for somebody. It is shown this one time."""
     expires_in_s = None
     if expires is not None:
-        from thebes.server.jobfile import parse_duration_s
+        from thebes.jobspec.values import parse_duration_s
 
         expires_in_s = parse_duration_s(expires, bare_s=86_400.0, place="--expires")
     made = connect(folder).create_token(
@@ -420,8 +396,8 @@ def create_token(
 
 
 @token.command("list")
-def list_tokens(folder: Folder = None, output: ShortFormat = ShortOutput.table) -> None:
-    """Tokens and their owners; never their text."""
+def list_tokens(folder: Folder = None, output: ShortOutputOption = ShortOutput.table) -> None:
+    """List tokens and their owners. The text of a token is not shown again."""
     tokens = connect(folder).tokens()
     if output == ShortOutput.json:
         print_json(tokens)
@@ -432,7 +408,7 @@ def list_tokens(folder: Folder = None, output: ShortFormat = ShortOutput.table) 
     print(*table(("id", "user", "role", "tenant", "good until"), rows, right=("id",), width=terminal_width()), sep="\n")
 
 
-def _validity(entry: dict[str, Any]) -> str:
+def _validity(entry: Mapping[str, Any]) -> str:
     from time import localtime, strftime, time
 
     if entry.get("revoked"):
@@ -449,12 +425,12 @@ def revoke_token(
     token_id: Annotated[int, typer.Argument(metavar="ID", help="As `thebes token list` shows it.")],
     folder: Folder = None,
 ) -> None:
-    """End a token. Jobs of its owner go on."""
+    """End a token. The jobs of its owner go on."""
     connect(folder).revoke_token(token_id)
     print(f"token {token_id} is revoked")
 
 
-# tenants
+# Tenants.
 
 
 @tenant.command("set")
@@ -467,13 +443,13 @@ def set_tenant(
     open: Annotated[bool | None, typer.Option("--open/--closed", help="Whether members see each other's jobs.")] = None,
     folder: Folder = None,
 ) -> None:
-    """Make a tenant, or change one. What is not said stays as it is."""
+    """Make a tenant, or change one. Limits that are left out stay as they are."""
     if no_limit and gpus is not None:
         raise UserError("--gpus and --no-limit contradict each other", hint="give one of them")
     client = connect(folder)
-    before: dict[str, Any] = next((entry for entry in client.tenants() if entry["name"] == name), {})
-    quota = None if no_limit else gpus if gpus is not None else before.get("gpu_quota")
-    shown = bool(before.get("open")) if open is None else open
+    before = next((entry for entry in client.tenants() if entry["name"] == name), None)
+    quota = None if no_limit else gpus if gpus is not None else before["gpu_quota"] if before else None
+    shown = bool(before and before["open"]) if open is None else open
     client.put_tenant(name, gpu_quota=quota, open=shown)
     print(f"tenant {name}: {_quota(quota)}, {'open' if shown else 'closed'}")
 
@@ -483,8 +459,8 @@ def _quota(gpus: int | None) -> str:
 
 
 @tenant.command("list")
-def list_tenants(folder: Folder = None, output: ShortFormat = ShortOutput.table) -> None:
-    """Tenants and their limits."""
+def list_tenants(folder: Folder = None, output: ShortOutputOption = ShortOutput.table) -> None:
+    """List tenants and their limits."""
     tenants = connect(folder).tenants()
     if output == ShortOutput.json:
         print_json(tenants)

@@ -1,10 +1,10 @@
-"""Lists of jobs and all about one of them: `thebes ps` and `thebes show`."""
+"""`thebes ps` lists jobs, and `thebes show` tells everything about one of them."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,24 +15,24 @@ from thebes.cli.live import (
     TERMINAL,
     WAITING,
     Folder,
-    Format,
-    JobId,
+    JobArgument,
     Output,
-    ShortFormat,
+    OutputOption,
     ShortOutput,
+    ShortOutputOption,
     connect,
     job_id,
 )
 from thebes.cli.screen import (
     STATE_STYLES,
+    TableColumn,
     clean,
     clock,
-    coloured,
     duration,
     paint,
     plural,
     print_json,
-    table,
+    table_of,
     terminal_width,
     watch,
 )
@@ -40,6 +40,7 @@ from thebes.model.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from thebes.client import Client
+    from thebes.client_types import JobInfo
 
 RECENT_S = 3600.0
 
@@ -56,7 +57,7 @@ def ps(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="Go on where a list ended: `next` of -o json.")] = None,
     watching: Annotated[bool, typer.Option("-w", "--watch", help="Show it again every second until Ctrl-C.")] = False,
-    output: Format = Output.table,
+    output: OutputOption = Output.table,
     folder: Folder = None,
 ) -> None:
     """List jobs: those alive and those that ended within the hour; running first, then waiting, then ended."""
@@ -99,7 +100,7 @@ def jobs_page(
     limit: int,
     cursor: str | None = None,
 ) -> dict[str, Any]:
-    """One page over what may be several lists: running, waiting in order, ended lately. `next` says list and place."""
+    """One page of up to three lists: running, waiting in order, ended lately. `next` names a list and a place in it."""
     if states:
         stages = [(tuple(states), False, False)]
     elif every_state:
@@ -107,10 +108,10 @@ def jobs_page(
     else:
         stages = [(ACTIVE, False, False), (WAITING, True, False), (TERMINAL, False, True)]
     stage, place = _place(cursor, len(stages))
-    jobs: list[dict[str, Any]] = []
+    jobs: list[JobInfo] = []
     while stage < len(stages):
         wanted, oldest, recent = stages[stage]
-        query: dict[str, Any] = {**chosen, "state": list(wanted) or None, "oldest": oldest or None}
+        query: dict[str, Any] = {**chosen, "state": wanted, "oldest": oldest}
         page = client.jobs_page(limit=limit - len(jobs), cursor=place, **query)
         found = page["jobs"]
         if recent:
@@ -140,45 +141,54 @@ def _place(cursor: str | None, stages: int) -> tuple[int, str | None]:
     return int(found[1]), found[2]
 
 
-def job_table(jobs: Sequence[dict[str, Any]], *, wide: bool = False) -> list[str]:
+def job_columns(now_s: float, *, wide: bool = False) -> list[TableColumn]:
+    """All columns that a list of jobs can have, in `ps` and in `top`."""
+    return [
+        TableColumn("ID", lambda job: job["id"]),
+        TableColumn("NAME", lambda job: job["name"] or "–"),
+        TableColumn("USER", lambda job: job["user"]),
+        TableColumn("STATE", lambda job: job["state"]),
+        TableColumn("GPUS", lambda job: str(job["gpus"]), right=True),
+        TableColumn("NODES", lambda job: _where(job, wide)),
+        TableColumn("RAN", lambda job: duration(ran_s(job, now_s)) if job["incarnation"] else "–", right=True),
+        TableColumn("WAITED", lambda job: duration(waited_s(job, now_s)), right=True),
+        TableColumn("TENANT", lambda job: job["tenant"], wide=True),
+        TableColumn("PRIORITY", lambda job: str(job["priority"]), right=True, wide=True),
+        TableColumn("SUBMITTED", lambda job: clock(job["submit_s"], now_s), wide=True),
+        TableColumn("STARTS", lambda job: str(job["incarnation"]), right=True, wide=True),
+        TableColumn("PREEMPTED", lambda job: str(job["preemptions"]), right=True, wide=True),
+        TableColumn("LOST", lambda job: lost(job["lost_gpu_s"]), right=True, wide=True),
+        TableColumn("WHY", why),
+    ]
+
+
+def job_table(jobs: Sequence[Mapping[str, Any]], *, wide: bool = False) -> list[str]:
     if not jobs:
         return ["no jobs"]
-    now_s = time.time()
     several_users = wide or len({job["user"] for job in jobs}) > 1
-    columns = ["ID", "NAME", *(["USER"] if several_users else []), "STATE", "GPUS", "NODES", "RAN", "WAITED"]
-    if wide:
-        columns += ["TENANT", "PRIORITY", "SUBMITTED", "STARTS", "PREEMPTED", "LOST"]
-    columns.append("WHY")
-    rows = []
-    for job in jobs:
-        row = [job["id"], job["name"] or "–", *([job["user"]] if several_users else []), job["state"], str(job["gpus"])]
-        row += [_where(job, wide), duration(ran_s(job, now_s)) if job["incarnation"] else "–"]
-        row.append(duration(waited_s(job, now_s)))
-        if wide:
-            row += [job["tenant"], str(job["priority"]), clock(job["submit_s"], now_s)]
-            row += [str(job["incarnation"]), str(job["preemptions"]), lost(job["lost_gpu_s"])]
-        rows.append([*row, why(job)])
-    numbers = ("GPUS", "RAN", "WAITED", "PRIORITY", "STARTS", "PREEMPTED", "LOST")
-    return table(
-        columns, rows, right=numbers, width=None if wide else terminal_width(), style=coloured(columns.index("STATE"))
-    )
+    columns = [
+        column
+        for column in job_columns(time.time(), wide=wide)
+        if (wide or not column.wide) and (several_users or column.title != "USER")
+    ]
+    return table_of(columns, jobs, width=None if wide else terminal_width())
 
 
-def _where(job: dict[str, Any], wide: bool) -> str:
+def _where(job: Mapping[str, Any], wide: bool) -> str:
     held = job.get("gpus_held") or {}
     parts = [f"{node}:{','.join(map(str, gpus))}" if wide else node for node, gpus in held.items()]
     return (" " if wide else ",").join(parts) or "–"
 
 
-def ran_s(job: dict[str, Any], now_s: float) -> float:
-    """Run time so far. The server counts an incarnation when it has ended; of a first one we know when it began."""
+def ran_s(job: Mapping[str, Any], now_s: float) -> float:
+    """Run time so far. The server adds an incarnation when it ends; while the first one runs, we know its start."""
     if job["state"] in ("running", "preempting") and job["incarnation"] == 1 and job["first_start_s"] is not None:
         return max(job["run_s"], now_s - job["first_start_s"])
     return float(job["run_s"])
 
 
-def waited_s(job: dict[str, Any], now_s: float) -> float:
-    """Time in the queue: all the time that it was alive but did not run."""
+def waited_s(job: Mapping[str, Any], now_s: float) -> float:
+    """Time in the queue: all the time in which the job was alive but did not run."""
     return max(0.0, (job["end_s"] or now_s) - job["submit_s"] - ran_s(job, now_s))
 
 
@@ -186,8 +196,8 @@ def lost(gpu_s: float) -> str:
     return "–" if not gpu_s else f"{duration(gpu_s)}"
 
 
-def why(job: dict[str, Any]) -> str:
-    """Why it waits, or how it ended; for one that runs, what has happened to it."""
+def why(job: Mapping[str, Any]) -> str:
+    """Why a job waits, or how it ended; for a running job, what has happened to it."""
     if job["reason"]:
         return str(job["reason"])
     if job["exit_code"] not in (None, 0):
@@ -210,17 +220,17 @@ def _remarks(page: dict[str, Any], chosen: dict[str, str]) -> list[str]:
     return [paint(remark, "dim") for remark in remarks]
 
 
-def show(job: JobId, output: ShortFormat = ShortOutput.table, folder: Folder = None) -> None:
-    """Everything about one job: state and reason, attempts, lost work, last checkpoint."""
+def show(job: JobArgument, output: ShortOutputOption = ShortOutput.table, folder: Folder = None) -> None:
+    """Show everything about one job: state and reason, attempts, lost work, last checkpoint."""
     with connect(folder) as client:
         found = client.job(job_id(job))
     if output is ShortOutput.json:
         print_json(found)
     else:
-        print("\n".join(array_lines(found) if found.get("array") else job_lines(found)))
+        print("\n".join(array_lines(found) if "members" in found else job_lines(found)))
 
 
-def job_lines(job: dict[str, Any]) -> list[str]:
+def job_lines(job: Mapping[str, Any]) -> list[str]:
     now_s = time.time()
     spec = job["spec"]
     state = paint(job["state"], STATE_STYLES.get(job["state"], ""))
@@ -266,7 +276,7 @@ def job_lines(job: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _request(job: dict[str, Any], spec: dict[str, Any]) -> str:
+def _request(job: Mapping[str, Any], spec: dict[str, Any]) -> str:
     text = plural(job["gpus"], "GPU")
     if spec.get("gpu_type"):
         text += f" of type {clean(spec['gpu_type'])}"
@@ -281,7 +291,7 @@ def _ran_of(spec: dict[str, Any]) -> str:
     return f" of at most {duration(spec['time_s'])}" if spec.get("time_s") else ""
 
 
-def _starts(job: dict[str, Any]) -> str:
+def _starts(job: Mapping[str, Any]) -> str:
     parts = [str(job["incarnation"])]
     for key, word in (("preemptions", "preempted"), ("failures", "failed"), ("losses", "lost by the cluster")):
         if job[key]:
@@ -299,35 +309,31 @@ def _checkpoint(attempts: Sequence[dict[str, Any]], now_s: float) -> str:
 
 
 def _attempt_table(attempts: Sequence[dict[str, Any]], now_s: float) -> list[str]:
-    rows = []
-    for attempt in attempts:
-        step = "–" if attempt["step"] is None else f"{attempt['step']:,}"
-        rows.append(
-            [
-                str(attempt["incarnation"]),
-                attempt["state"],
-                " ".join(f"{node}:{','.join(map(str, held))}" for node, held in attempt["parts"]),
-                clock(attempt["started_s"], now_s),
-                duration(_ran_in(attempt, now_s)),
-                step,
-                duration(attempt["lost_s"]) if attempt["lost_s"] else "–",
-                _end_of(attempt),
-            ]
-        )
-    columns = ["START", "STATE", "NODE:GPUS", "AT", "RAN", "STEP", "LOST", "ENDED BY"]
-    return table(columns, rows, right=("RAN", "STEP", "LOST"), width=terminal_width(), style=coloured(1))
+    columns = [
+        TableColumn("START", lambda one: str(one["incarnation"])),
+        TableColumn("STATE", lambda one: one["state"]),
+        TableColumn(
+            "NODE:GPUS", lambda one: " ".join(f"{node}:{','.join(map(str, held))}" for node, held in one["parts"])
+        ),
+        TableColumn("AT", lambda one: clock(one["started_s"], now_s)),
+        TableColumn("RAN", lambda one: duration(_ran_in(one, now_s)), right=True),
+        TableColumn("STEP", lambda one: "–" if one["step"] is None else f"{one['step']:,}", right=True),
+        TableColumn("LOST", lambda one: lost(one["lost_s"]), right=True),
+        TableColumn("ENDED BY", _end_of),
+    ]
+    return table_of(columns, attempts, width=terminal_width())
 
 
-def _ran_in(attempt: dict[str, Any], now_s: float) -> float:
+def _ran_in(attempt: Mapping[str, Any], now_s: float) -> float:
     if attempt["ended_s"] is None and attempt["started_s"] is not None and attempt["state"] == "running":
         return max(attempt["run_s"], now_s - attempt["started_s"])
     return float(attempt["run_s"])
 
 
-def _end_of(attempt: dict[str, Any]) -> str:
+def _end_of(attempt: Mapping[str, Any]) -> str:
     codes = attempt["codes"]
     bad = {rank: code for rank, code in codes.items() if code != 0}
-    if str(attempt["detail"]).startswith("not started"):  # nothing of it was ever there to be lost
+    if str(attempt["detail"]).startswith("not started"):  # an incarnation that was not started cannot have lost work
         return str(attempt["detail"])
     words = [attempt["cause"]] if attempt["cause"] else []
     if bad:
@@ -340,7 +346,7 @@ def _end_of(attempt: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def array_lines(array: dict[str, Any]) -> list[str]:
+def array_lines(array: Mapping[str, Any]) -> list[str]:
     now_s = time.time()
     states = ", ".join(
         f"{number:,} {paint(name, STATE_STYLES.get(name, ''))}" for name, number in array["states"].items()
@@ -354,9 +360,11 @@ def array_lines(array: dict[str, Any]) -> list[str]:
     ]
     if limit := array["spec"].get("array_limit"):
         facts.append(("at a time", f"at most {limit}"))
-    rows = [
-        [m["id"], m["state"], "–" if m["exit_code"] is None else str(m["exit_code"]), m["reason"]]
-        for m in array["members"]
+    columns = [
+        TableColumn("ID", lambda one: one["id"]),
+        TableColumn("STATE", lambda one: one["state"]),
+        TableColumn("CODE", lambda one: "–" if one["exit_code"] is None else str(one["exit_code"]), right=True),
+        TableColumn("WHY", lambda one: one["reason"]),
     ]
-    members = table(["ID", "STATE", "CODE", "WHY"], rows, right=("CODE",), width=terminal_width(), style=coloured(1))
+    members = table_of(columns, array["members"], width=terminal_width())
     return [*(f"{paint(label.ljust(16), 'dim')}{value}" for label, value in facts), "", *members]

@@ -1,4 +1,4 @@
-"""What the live commands share: options, the connection, and doing one thing to several jobs."""
+"""What the live commands share: options, the connection, and a way to do one thing to several jobs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Folder = Annotated[
     str | None,
     typer.Option("--dir", metavar="DIR", help="Folder of the instance; default THEBES_DIR, then ~/.thebes."),
 ]
-Format = Annotated[Output, typer.Option("--output", "-o", help="table, wide (all columns) or json.")]
-ShortFormat = Annotated[ShortOutput, typer.Option("--output", "-o", help="table or json.")]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as 17, or 17_3 in an array.")]
-JobIds = Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids, as 17, or 17_3; 17 names a whole array.")]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="table, wide (all columns) or json.")]
+ShortOutputOption = Annotated[ShortOutput, typer.Option("--output", "-o", help="table or json.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as 17, or 17_3 in an array.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids, as 17, or 17_3; 17 names a whole array.")]
 
 TERMINAL = ("completed", "failed", "cancelled", "timeout")
 ACTIVE = ("running", "starting", "preempting", "suspended")
@@ -43,7 +43,7 @@ STATES = (*ACTIVE, *WAITING, *TERMINAL)
 
 
 def connect(folder: str | None) -> Client:
-    """The client of the chosen instance. Nothing is sent yet."""
+    """The client of the chosen instance. This sends nothing yet."""
     import sys
 
     # httpx would import Rich and Click for a command line of its own: a fifth of a second that nobody needs here.
@@ -54,7 +54,7 @@ def connect(folder: str | None) -> Client:
 
 
 def job_id(text: str) -> str:
-    """Check an id before it is sent; `#17` and `17_[3]`, as other tools print them, are understood."""
+    """Check an id before it is sent. Forms that other tools print, such as `#17` and `17_[3]`, are understood."""
     clean = text.strip().lstrip("#")
     if not re.fullmatch(r"[1-9]\d{0,11}(_\d{1,6})?", clean):
         raise UserError(
@@ -66,7 +66,7 @@ def job_id(text: str) -> str:
 def for_each(texts: Iterable[str], act: Callable[[str], Any]) -> None:
     """Do something for each of several jobs; each error names its job, and one error makes the exit code 1.
 
-    When no cluster is there, that concerns all of them: it is not caught here and told once.
+    If no cluster answers, that concerns all of the jobs, so it is not caught here and is told only once.
     """
     from thebes.client import ServerError
 
@@ -81,7 +81,7 @@ def for_each(texts: Iterable[str], act: Callable[[str], Any]) -> None:
         try:
             act(checked)
         except ServerError as error:
-            if error.status == 0:  # no answer at all
+            if error.status == 0:  # there was no answer at all
                 raise
             failed = True
             tell(error, about=text)
@@ -90,7 +90,7 @@ def for_each(texts: Iterable[str], act: Callable[[str], Any]) -> None:
 
 
 def tell(error: UserError, about: str = "") -> None:
-    """An error that does not end the command. `about` is put in front unless the message names it already."""
+    """Print an error that does not end the command. `about` is put in front, unless the message names it already."""
     named = not about or re.search(rf"(?<!\d){re.escape(about)}(?!\d)", error.message) is not None
     say(f"error: {error.message}" if named else f"error: {about}: {error.message}")
     if error.hint:

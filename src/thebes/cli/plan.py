@@ -1,6 +1,6 @@
-"""`thebes plan`: the best execution plan of a model and its throughput, for every allocation.
+"""`thebes plan` shows the best execution plan of a model and its throughput, for every allocation.
 
-Imports sit inside the command: `thebes --help` must not wait for NumPy.
+The imports stand inside the command, because `thebes --help` must not wait for NumPy.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from thebes.cli.files import EverythingFile, NodeSize, PlotFile
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,14 +31,14 @@ def plan(
         str, typer.Argument(metavar="MODEL", help="llama-2-7b, gpt-2, …, or a file: my-model.toml, config.json.")
     ],
     gpus: Annotated[str, typer.Option(metavar="GPUS", help="Numbers of GPUs: 1..64, 1-64, 1,2,4,8.")] = "1..64",
-    node_size: Annotated[int, typer.Option(help="GPUs per node.")] = 8,
+    node_size: NodeSize = 8,
     nodes: Annotated[int | None, typer.Option(help="Spread over so many nodes; default: as few as hold them.")] = None,
     cpus: Annotated[int | None, typer.Option(help="CPUs per GPU; default: the GPU's share of its node.")] = None,
     gpu_type: Annotated[str, typer.Option(help="A800-80GB, A100-40GB, H100, V100, …")] = "A800-80GB",
     batch: Annotated[int | None, typer.Option(help="Global batch; default: the model's own.")] = None,
     why: Annotated[int | None, typer.Option(metavar="GPUS", help="All plans on so many GPUs, and why not.")] = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE|-", help="Write everything as JSON; - for stdout.")] = None,
-    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it: .html, .png or .pdf.")] = None,
+    json: EverythingFile = None,
+    plot: PlotFile = None,
 ) -> None:
     """Show the best execution plan of a model and its throughput, for every allocation."""
     from thebes.perf.plans.survey import refuse, survey
@@ -125,7 +127,7 @@ def _cpus(cpus: int | None, site: Site, counts: Sequence[int], nodes: int | None
     return cpus
 
 
-# What people read.
+# Output for people.
 
 
 def _print_survey(found: Survey) -> None:
@@ -153,7 +155,7 @@ def _print_survey(found: Survey) -> None:
 
 
 def _survey_table(found: Survey, roomy: bool) -> Table:
-    """A row per allocation; rejected plans by reason where the screen is wide enough, else their number."""
+    """A row per allocation. A wide screen shows rejected plans by reason, a narrow one only their number."""
     from rich import box
     from rich.table import Table
 
@@ -163,7 +165,7 @@ def _survey_table(found: Survey, roomy: bool) -> Table:
     for name in ("GPUs", "nodes"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("best plan", style="bold", no_wrap=True)
-    growth = roomy or not (offload and marked)  # the column that a full but narrow table can do without
+    growth = roomy or not (offload and marked)  # a full table on a narrow screen can best do without this column
     figures = ("s/iter", "samples/s", *(["speedup"] if growth else []), "GPU GiB", *(["host GiB"] if offload else []))
     for name in (*figures, "CPUs"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -191,12 +193,12 @@ def _survey_table(found: Survey, roomy: bool) -> Table:
 
 
 def _figure(value: float) -> str:
-    """Three digits, never in powers of ten."""
+    """A number with three digits, never with a power of ten."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:#.3g}"
 
 
 def _console() -> Console:
-    """As wide as the screen; what goes into a file or a pipe is not cut."""
+    """A console as wide as the screen; what goes into a file or a pipe is not cut."""
     from rich.console import Console
 
     console = Console()
@@ -204,7 +206,7 @@ def _console() -> Console:
 
 
 def _print_plans(found: Survey, gpus: int, cpus: int, nodes: int | None) -> None:
-    """Everything about one number of GPUs."""
+    """Print everything about one number of GPUs."""
     from rich import box
     from rich.table import Table
 
@@ -255,7 +257,7 @@ def _measured(found: Survey, plan: Plan, nodes: int, cpus: int) -> float | None:
 
 
 def _unusable(found: Survey) -> dict[str, list[int]]:
-    """Numbers of GPUs without a plan, by reason."""
+    """Numbers of GPUs for which there is no plan, by reason."""
     said: dict[str, list[int]] = {}
     for gpus, reason in found.unusable.items():
         said.setdefault(reason, []).append(gpus)
@@ -277,7 +279,7 @@ def _count(parameters: float) -> str:
     return f"{parameters / 1e9:.3g} billion" if parameters >= 1e9 else f"{parameters / 1e6:.3g} million"
 
 
-# What programs read.
+# Output for programs.
 
 
 def as_json(found: Survey, cpus: int, nodes: int | None) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Commands that read plain options without pydantic.
 
 Recent Typer builds a pydantic adapter for each option of a command, given or not: up to a third of a second before the
-command begins. Texts, numbers, flags and choices need none. Whatever is not right at once goes to Typer's own reader,
-which has the error messages; so does everything when another Typer keeps its readers elsewhere.
+command begins. Texts, numbers, flags and choices need none. A value that is not right at once goes to Typer's own
+reader, which has the error messages; so does every value when another version of Typer keeps its readers elsewhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOT_HERE = object()
 
 
 class QuickCommand(TyperCommand):
-    """A command of plain options."""
+    """A command whose options are all plain."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         use_plain_readers(self.get_params(ctx))
@@ -24,7 +24,7 @@ class QuickCommand(TyperCommand):
 
 
 class QuickGroup(TyperGroup):
-    """A group of plain options."""
+    """A group of commands whose options are all plain."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         use_plain_readers(self.get_params(ctx))
@@ -39,7 +39,7 @@ def use_plain_readers(parameters: list[Any]) -> None:
 
 
 class PlainReader:
-    """Reads a value as its annotation says, if that is plain; else lets Typer do it."""
+    """It reads a value as the annotation says if that is plain, and lets Typer do it otherwise."""
 
     def __init__(self, parameter: Any) -> None:
         self.parameter = parameter
@@ -63,7 +63,7 @@ class PlainReader:
 
 
 def plain(value: Any, annotation: Any, settings: Any) -> Any:
-    """The value, or NOT_HERE when it is not obvious."""
+    """The value, or NOT_HERE when only Typer's own reader can tell."""
     if not isinstance(annotation, type):
         return NOT_HERE
     if annotation in (str, bool):

@@ -1,4 +1,4 @@
-"""`thebes rehearse`: a small live cluster, a workload of real processes, and the simulator's prediction beside it."""
+"""`thebes rehearse` runs real processes on a small live cluster, and shows the simulator's prediction beside it."""
 
 from __future__ import annotations
 
@@ -9,30 +9,38 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from thebes.cli.screen import paint, plural, say, table, terminal_width
+from thebes.cli.site_options import (
+    AccountOption,
+    HomeOption,
+    PartitionOption,
+    QosOption,
+    RayAddressOption,
+    ReservationOption,
+)
 
 if TYPE_CHECKING:
-    from thebes.server.rehearsal import Rehearsal
+    from thebes.instance.rehearsal import Rehearsal
 
 SHOWN = 20
 
 
 def rehearse(
     jobs: Annotated[int, typer.Option(min=1, max=1000, help="Jobs of the workload.")] = 60,
-    seconds: Annotated[float, typer.Option(min=5, max=3600, help="About how long it shall take.")] = 120.0,
+    seconds: Annotated[float, typer.Option(min=5, max=3600, help="About how long the run should take.")] = 120.0,
     gpus: Annotated[int | None, typer.Option(min=1, max=64, help="Virtual GPUs, on this machine.  [8]")] = None,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Who runs when (see `thebes policies`).")] = "tiresias-l",
+    policy: Annotated[str, typer.Option(metavar="NAME", help="The policy (see `thebes policies`).")] = "tiresias-l",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the policy.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Another workload.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here.")] = None,
     engine: Annotated[str | None, typer.Option(metavar="NAME", help="local, slurm or ray, as in `up`.")] = None,
-    partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the partition.")] = None,
-    reservation: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the reservation.")] = None,
-    account: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the account.")] = None,
-    qos: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm: the quality of service.")] = None,
-    address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Ray: the head.")] = None,
-    home: Annotated[str | None, typer.Option(metavar="HOST[:PORT]", help="Where nodes reach us.")] = None,
+    partition: PartitionOption = None,
+    reservation: ReservationOption = None,
+    account: AccountOption = None,
+    qos: QosOption = None,
+    address: RayAddressOption = None,
+    home: HomeOption = None,
     below: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Make the temporary folder here: Slurm's nodes must see it.")
     ] = None,
@@ -49,12 +57,14 @@ def rehearse(
 
     from thebes.cli.instance import compile_ahead
     from thebes.client import Client
+    from thebes.instance import rehearsal
+    from thebes.instance.down import take_down
+    from thebes.instance.up import bring_up
+    from thebes.instance.wanted import UpOptions, wanted_config
     from thebes.model.errors import UserError
-    from thebes.node.instance import Instance
-    from thebes.server import rehearsal
-    from thebes.server.lifecycle import Options, bring_up, take_down, wanted_config
+    from thebes.protocol.instance import Instance
 
-    where = Options(
+    where = UpOptions(
         engine=engine,
         partition=partition,
         reservation=reservation,
@@ -96,7 +106,7 @@ def _progress(ended: int, total: int) -> None:
 
 
 def report_lines(done: Rehearsal) -> list[str]:
-    """The comparison in words: those first that were preempted most."""
+    """The comparison in words. The jobs that were preempted most come first."""
     rows = [
         (
             p.job_id,

@@ -1,4 +1,4 @@
-"""`thebes replay`: make the journalled decisions of an instance again, and see whether they come out the same."""
+"""`thebes replay` makes the journalled decisions of an instance again, and compares them with the journal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thebes.cli.live import Folder, ShortFormat, ShortOutput
+from thebes.cli.live import Folder, ShortOutput, ShortOutputOption
 from thebes.cli.screen import clock, paint, plural, print_json
 
 if TYPE_CHECKING:
-    from thebes.server.replay import Replayed
+    from thebes.live.replay import Replayed
 
 
 def replay(
@@ -19,15 +19,15 @@ def replay(
         int | None, typer.Option("--from", metavar="SEQ", help="From this entry of the journal on.")
     ] = None,
     decision: Annotated[int | None, typer.Option(metavar="SEQ", help="Only this decision, with its reasons.")] = None,
-    output: ShortFormat = ShortOutput.table,
+    output: ShortOutputOption = ShortOutput.table,
     folder: Folder = None,
 ) -> None:
-    """Make past decisions again from the journal and compare. Exit code 1: one came out differently.
+    """Make past decisions again from the journal and compare. Exit code 1: a decision came out differently.
 
-    Reads the instance's folder; the cluster need not run.
+    The command reads the instance's folder; the cluster need not run.
     """
-    from thebes.node.instance import Instance
-    from thebes.server.replay import replay_store
+    from thebes.live.replay import replay_store
+    from thebes.protocol.instance import Instance
 
     started_s = time.monotonic()
     done = replay_store(Instance.at(folder).dir, since=since, decision=decision)
@@ -40,6 +40,9 @@ def replay(
     else:
         for one in different:
             print(f"decision {one.seq} at {clock(one.time_s, time.time())} differs in {', '.join(one.differs)}")
+        for version in dict.fromkeys(one.version for one in done if one.by_another_version):
+            older = plural(sum(one.version == version for one in done), "decision")
+            print(f"{older} by version {version}: what was done is compared, not the fingerprint of what was seen")
         verdict = paint("all the same", "green") if not different else paint(f"{len(different):,} differ", "red")
         rate = f" ({len(done) / took_s:,.0f} per second)" if took_s > 0.5 else ""
         print(f"{plural(len(done), 'decision')} made again{rate}: {verdict}" if done else "no decision to make again")
@@ -54,13 +57,14 @@ def _as_json(one: Replayed, whole: bool) -> dict[str, Any]:
         "digest": one.digest,
         "jobs": one.jobs,
         "same": one.same,
+        "version": one.version,
         "differs": list(one.differs),
     }
     return {**told, "entry": dict(one.entry), "again": dict(one.again), "reasons": dict(one.reasons)} if whole else told
 
 
 def decision_lines(one: Replayed) -> list[str]:
-    """One decision in words: what was seen, what was done, who waited and why."""
+    """One decision in words: what was seen, what was done, which jobs waited and why."""
     verdict = paint("the same again", "green") if one.same else paint(f"differs in {', '.join(one.differs)}", "red")
     facts = [
         ("decision", f"{one.seq}  {clock(one.time_s, time.time())}"),

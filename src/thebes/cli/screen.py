@@ -1,4 +1,4 @@
-"""Plain tables and words for the live commands. Written by hand because importing Rich takes longer than the answer."""
+"""Plain tables and words for the live commands: our own, because importing Rich takes longer than the answer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+LEVEL_STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 STATE_STYLES = {
     "running": "green",
     "starting": "green",
@@ -24,11 +26,11 @@ STATE_STYLES = {
     "queued": "cyan",
 }
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")  # names and reasons must not move the cursor
+UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")  # such characters in names and reasons could move the cursor
 
 
 def colourful(stream: Any = None) -> bool:
-    """Whether colours are welcome: a terminal, and NO_COLOR is not set."""
+    """Whether colours are welcome: the output is a terminal, and NO_COLOR is not set."""
     return (stream or sys.stdout).isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -39,7 +41,7 @@ def paint(text: str, style: str, *, on: bool | None = None) -> str:
 
 
 def say(text: str) -> None:
-    """Friendly words, on stderr: stdout is for what scripts read."""
+    """Print friendly words on stderr, because scripts read stdout."""
     print(text, file=sys.stderr)
 
 
@@ -52,7 +54,7 @@ def clean(value: Any) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """45s, 12m 05s, 3h 07m, 2d 04h: two units at most."""
+    """A duration in at most two units: 45s, 12m 05s, 3h 07m, 2d 04h."""
     if seconds is None:
         return "–"
     whole = max(0, round(seconds))
@@ -66,7 +68,7 @@ def duration(seconds: float | None) -> str:
 
 
 def clock(time_s: float | None, now_s: float) -> str:
-    """The time of day; with the date when it is another day."""
+    """The time of day, with the date in front when it is not today."""
     from time import localtime, strftime
 
     if time_s is None:
@@ -109,18 +111,46 @@ def table(
     return [line(columns, lambda _place, _cell: "bold"), *(line(row, style) for row in cells)]
 
 
+@dataclass(frozen=True)
+class TableColumn:
+    """One column of a table of things (jobs, nodes …): its title, and what stands in it for each of them."""
+
+    title: str
+    cell: Callable[[Mapping[str, Any]], str]
+    right: bool = False  # numbers stand to the right
+    wide: bool = False  # shown only with `-o wide`
+
+
+def table_of(
+    columns: Sequence[TableColumn],
+    things: Iterable[Mapping[str, Any]],
+    *,
+    width: int | None = None,
+    styles: dict[str, str] = STATE_STYLES,
+) -> list[str]:
+    """Lines of a table. The cells of a column STATE are coloured by what they say."""
+    titles = [column.title for column in columns]
+    return table(
+        titles,
+        [[column.cell(thing) for column in columns] for thing in things],
+        right=[column.title for column in columns if column.right],
+        width=width,
+        style=coloured(titles.index("STATE"), styles),
+    )
+
+
 def coloured(place: int, styles: dict[str, str] = STATE_STYLES) -> Callable[[int, str], str]:
     """Colours for the cells of one column of a table, by what they say."""
     return lambda column, cell: styles.get(cell, "") if column == place else ""
 
 
 def terminal_width() -> int | None:
-    """Of the terminal, or None when the output goes to a file or a pipe: then nothing is cut."""
+    """The width of the terminal. It is None when the output goes to a file or a pipe, where nothing is cut."""
     return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else None
 
 
 def watch(frame: Callable[[], list[str]], every_s: float = 1.0) -> None:
-    """Show a frame again and again, in place, until Ctrl-C. Where there is no terminal, frames follow one another."""
+    """Show a frame again and again, until Ctrl-C: in place on a terminal, one below the other elsewhere."""
     import time
 
     terminal = sys.stdout.isatty()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from thebes.cli.files import FiguresFile, FirstJobs, ReportFile, Workers
+
 if TYPE_CHECKING:
     from thebes.model.cluster import Cluster
     from thebes.model.trace import Trace
     from thebes.policy import Policy
+    from thebes.report.result import Result
     from thebes.sim.choices import Common
-    from thebes.sim.result import Result
 
-# Written out here, for importing the models takes longer than all of `thebes --help`; a test keeps the two together.
+# The names are written out here because importing the models takes longer than all of `thebes --help`. A test compares.
 PERFS = "tiers, ideal, network, gavel, pollux, artist, hkbu, plans"
 
-TraceFile = Annotated[
+TraceToRun = Annotated[
     str,
     typer.Argument(metavar="TRACE", help="A trace of any known format, or one that ships with Thebes: philly-sample."),
 ]
@@ -37,7 +40,7 @@ ClusterSpec = Annotated[
 
 @dataclass(frozen=True)
 class Shared:
-    """The options that `simulate` and `compare` have in common: written once, read once."""
+    """The options that `simulate` and `compare` share; they are declared and read in one place."""
 
     settings: Annotated[
         list[str] | None,
@@ -61,16 +64,12 @@ class Shared:
     contention: Annotated[
         bool, typer.Option("--contention", help="Transfers of different jobs that share a link slow each other down.")
     ] = False
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE|-", help="Write the figures as JSON; - for stdout.")
-    ] = None
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE.html", help="Write a one-file HTML report.")
-    ] = None
+    json: FiguresFile = None
+    report: ReportFile = None
     figures: Annotated[
         Path | None, typer.Option("--figures", metavar="DIR", help="Write the charts as PNG and PDF.")
     ] = None
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N jobs.")] = None
+    limit: FirstJobs = None
     seed: Annotated[
         int,
         typer.Option(min=0, max=2**63 - 1, help="For what is random: models of a trace without any, random placement."),
@@ -78,15 +77,20 @@ class Shared:
     skip_oversize: Annotated[
         bool, typer.Option("--skip-oversize", help="Leave out jobs that can never fit, and go on.")
     ] = False
-    fractional: Annotated[
-        bool, typer.Option("--fractional", help="Keep fractions of GPUs (only for policies that share GPUs).")
-    ] = False
     ignore_gpu_type: Annotated[
         bool, typer.Option("--ignore-gpu-type", help="Any GPU will do, whatever type a job asks for.")
     ] = False
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Leave out the checker of every decision, for speed.")
     ] = False
+    measured_after_s: Annotated[
+        float,
+        typer.Option(
+            "--measured-after",
+            min=0,
+            help="Show what is measured of a job to policies once it has run for this long, in s.",
+        ),
+    ] = 0.0
     format: Annotated[str | None, typer.Option("--format", help="Skip detection of the trace's format.")] = None
     duration_column: Annotated[str, typer.Option(help="Take run times from this column of the trace.")] = "duration"
 
@@ -100,9 +104,9 @@ class Shared:
             seed=self.seed,
             limit=self.limit,
             skip_oversize=self.skip_oversize,
-            fractional=self.fractional,
             ignore_gpu_type=self.ignore_gpu_type,
             checks=not self.no_check,
+            measured_after_s=self.measured_after_s,
         )
 
     def inputs(self, cluster: str, trace: str) -> tuple[Cluster, Trace]:
@@ -118,7 +122,7 @@ class Shared:
 
 
 def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option per field of Shared, which it gets as its last argument."""
+    """The command with one option per field of Shared, which the command gets as its last argument."""
     types = get_type_hints(command, include_extras=True) | get_type_hints(Shared, include_extras=True)
     own = {p.name: p.default for p in inspect.signature(command).parameters.values() if p.name != "shared"}
     defaults = own | {field.name: field.default for field in dataclasses.fields(Shared)}
@@ -139,7 +143,7 @@ def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @with_shared_options
 def simulate(
-    trace: TraceFile,
+    trace: TraceToRun,
     cluster: ClusterSpec,
     policy: Annotated[
         str, typer.Option("--policy", metavar="NAME", help="A name (see `thebes policies`) or FILE.py:CLASS.")
@@ -172,10 +176,10 @@ def simulate(
 
 @with_shared_options
 def compare(
-    trace: TraceFile,
+    trace: TraceToRun,
     cluster: ClusterSpec,
     policies: Annotated[str, typer.Option("--policies", metavar="A,B,C", help="Names, with commas between them.")],
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes at a time; as many as there are cores.")] = None,
+    workers: Workers = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -214,7 +218,7 @@ def compare(
 
 
 def _check_outputs(shared: Shared, events: Path | None) -> None:
-    """Whatever would spoil the end of a run is said before it begins."""
+    """Find what would spoil the end of a run before the run begins."""
     from thebes.report.files import check_target, load, make_folder
 
     if shared.json is not None and shared.json != "-":
@@ -226,7 +230,7 @@ def _check_outputs(shared: Shared, events: Path | None) -> None:
         make_folder(shared.figures)
         load("matplotlib", needed_for="Writing figures")
     if events is not None:
-        from thebes.sim.result import check_events_ending
+        from thebes.report.result import check_events_ending
 
         check_events_ending(events)
         check_target(events)
@@ -234,19 +238,23 @@ def _check_outputs(shared: Shared, events: Path | None) -> None:
 
 def compile_policies(policies: Sequence[Policy]) -> None:
     """Compile what has not been compiled on this machine yet, and say so."""
-    from thebes.sim.warmup import compile_for, needs_compiling
+    from thebes.sim.warmup import announcement, compile_for
 
+    message = announcement(policies)
+    if message is None:
+        return
+    typer.echo(message, err=True)
+    began_s = time.monotonic()
     for policy in policies:
-        if needs_compiling(policy):
-            typer.echo("Compiling the simulator for this machine (once per version, about a minute) …", err=True)
-            compile_for(policy)
+        compile_for(policy)
+    typer.echo(f"Compiled in {time.monotonic() - began_s:.0f} s.", err=True)
 
 
 @contextmanager
-def progress(labels: Sequence[str]) -> Iterator[Any]:
-    """A bar per run with an estimate, on a terminal; yields advance(index, fraction done)."""
+def progress(labels: Sequence[str]) -> Generator[Any, None, None]:
+    """On a terminal, a bar per run with an estimate of the time left; yields advance(index, fraction done)."""
     if not sys.stderr.isatty():
-        yield lambda index, fraction: None
+        yield _no_bar
         return
     from rich.console import Console
     from rich.progress import (
@@ -268,7 +276,15 @@ def progress(labels: Sequence[str]) -> Iterator[Any]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks = [bars.add_task(label, total=1.0) for label in labels]
-        yield lambda index, fraction: bars.update(tasks[index], completed=fraction)
+
+        def advance(index: int, fraction: float) -> None:
+            bars.update(tasks[index], completed=fraction)
+
+        yield advance
+
+
+def _no_bar(_index: int, _fraction: float) -> None:
+    """Show no progress, because the output is not a terminal."""
 
 
 def _tell_notes(results: Sequence[Result]) -> None:
@@ -297,13 +313,13 @@ def _write_rest(results: Sequence[Result], shared: Shared, events: Path | None) 
         written = write_figures(results, shared.figures)
         typer.echo(f"figures: {len(written)} files in {shared.figures}", err=True)
     if events is not None:
-        from thebes.sim.result import write_events
+        from thebes.report.result import write_events
 
         write_events(results[0], events)
         typer.echo(f"events: {events}", err=True)
 
 
 def _leave_if_unfinished(results: Sequence[Result]) -> None:
-    """Only the reproduction of the released simulator can get here with jobs unfinished; a note has told so."""
+    """Exit with an error if jobs are unfinished, as can happen in the reproduction of the released simulator."""
     if any(result.metrics["completed"] != result.metrics["jobs"] for result in results):
         raise typer.Exit(1)

@@ -1,27 +1,27 @@
-"""`thebes submit`: options, job file and script become one job; its id, alone, goes to stdout."""
+"""`thebes submit` makes one job of options, job file and script; the id, and nothing else, goes to stdout."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thebes.cli.live import Folder, ShortFormat, ShortOutput, connect, job_id
+from thebes.cli.live import Folder, ShortOutput, ShortOutputOption, connect, job_id
 from thebes.cli.quick import QuickCommand
 from thebes.cli.screen import clean, duration, plural, print_json, say
 from thebes.model.errors import UserError
 
 if TYPE_CHECKING:
     from thebes.client import Client
-    from thebes.server.jobfile import Draft, Merged
+    from thebes.jobspec.draft import JobDraft
+    from thebes.jobspec.merge import Merged
 
-OWN_OPTION = re.compile(
-    r"--(gpus|nodes|name|time|tenant|priority|array|after|after-any|hold|dry-run|gpu-type|workdir)(=.*)?"
-)
+# Options of ours that scripts have as well, with a meaning of their own: no reason to wonder where they stand.
+ALSO_OF_SCRIPTS = frozenset({"--dir", "--env", "--file", "--key", "--model", "--output", "--progress"})
 
 
 class SubmitCommand(QuickCommand):
@@ -40,7 +40,7 @@ SETTINGS: dict[str, Any] = {"cls": SubmitCommand, "context_settings": {"allow_in
 
 def _print_schema(wanted: bool) -> None:
     if wanted:
-        from thebes.server.jobfile import file_schema
+        from thebes.jobspec.jobfile import file_schema
 
         print_json(file_schema())
         raise typer.Exit
@@ -58,6 +58,10 @@ def submit(
         str | None, typer.Option("--file", "-f", metavar="JOB.YAML", help="Job file; options override it. - for stdin.")
     ] = None,
     gpus: Annotated[str | None, typer.Option(metavar="N", help="GPUs in all; default 1.")] = None,
+    min_gpus: Annotated[
+        str | None, typer.Option(metavar="N", help="Elastic: the fewest GPUs that it can run on.")
+    ] = None,
+    max_gpus: Annotated[str | None, typer.Option(metavar="N", help="Elastic: the most GPUs that it can use.")] = None,
     nodes: Annotated[str | None, typer.Option(metavar="N", help="Spread evenly over exactly N nodes.")] = None,
     name: Annotated[str | None, typer.Option(help="A name, for people.")] = None,
     tenant: Annotated[str | None, typer.Option(help="On whose account.")] = None,
@@ -114,17 +118,19 @@ def submit(
         str | None, typer.Option(metavar="PATTERN", help=r"Finds the step in log lines, as 'step (\d+)'.")
     ] = None,
     pack: Annotated[
-        bool | None, typer.Option("--pack/--no-pack", help="May share its GPU with another such job while it pays.")
+        bool | None,
+        typer.Option("--pack/--no-pack", help="It may share its GPU with another such job while that pays."),
     ] = None,
     key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Submitting again with the same key gives the same job.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only tell where and when it would start and whom it would preempt.")
+        bool,
+        typer.Option("--dry-run", help="Only tell where and when it would start, and which jobs it would preempt."),
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended; exit code 1 if it failed.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended; exit code 1 if it failed.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Show its output until it has ended.")] = False,
-    output: ShortFormat = ShortOutput.table,
+    output: ShortOutputOption = ShortOutput.table,
     folder: Folder = None,
     schema: Annotated[
         bool,
@@ -137,21 +143,15 @@ def submit(
 
     thebes submit -f job.yaml        thebes submit train.sh     (reads #SBATCH lines)
     """
-    from thebes.server.jobfile import Draft, merge
+    from thebes.jobspec.draft import KEYS, JobDraft
+    from thebes.jobspec.merge import merge
 
-    options = Draft()
-    texts = {
-        "gpus": gpus, "nodes": nodes, "name": name, "tenant": tenant, "priority": priority, "time": time,
-        "array": array, "after": after, "after_any": after_any, "hold": None if hold is None else str(hold),
-        "env": env, "export": export, "workdir": workdir, "gpu_type": gpu_type,
-        "launcher": launcher, "ranks_per_node": ranks_per_node, "mechanism": mechanism, "grace": grace,
-        "retries": retries, "model": model, "progress": progress,
-        "snapshot": None if snapshot is None else str(snapshot), "pack": None if pack is None else str(pack),
-    }  # fmt: skip
-    for field, value in texts.items():
-        if value is not None:
-            options.put(field, value, f"--{field.replace('_', '-')}")
+    options = JobDraft()
+    for option, value in ctx.params.items():
+        if value is not None and (option in KEYS or option == "export"):  # others say what to do with it
+            options.put(option, str(value) if isinstance(value, bool) else value, f"--{option.replace('_', '-')}")
     drafts = [*_sources(file, words or [], bool(ctx.meta.get("thebes.dashes"))), options]
+    _warn_of_own_options(words or [], own_options(ctx))
     merged = merge(drafts, cwd=Path.cwd(), environ=os.environ)
     for note in merged.notes:
         say(f"note: {note}")
@@ -169,10 +169,11 @@ def submit(
             _stay(client, job.id, follow)
 
 
-def _sources(file: str | None, words: list[str], dashes: bool) -> list[Draft]:
-    """The job file and the command, script or second way to name a job file; options come after them."""
-    from thebes.server.jobfile import Draft, read_yaml
-    from thebes.server.sbatch import read_script
+def _sources(file: str | None, words: list[str], dashes: bool) -> list[JobDraft]:
+    """Drafts from the job file and from the command or script; options come after them and count more."""
+    from thebes.jobspec.draft import JobDraft
+    from thebes.jobspec.jobfile import read_yaml
+    from thebes.jobspec.sbatch import read_script
 
     drafts = [] if file is None else [_job_file(file)]
     if not words:
@@ -186,18 +187,16 @@ def _sources(file: str | None, words: list[str], dashes: bool) -> list[Draft]:
             )
         return [read_yaml(path)]
     if not dashes and path.is_file() and not _is_program(path):
-        _warn_of_own_options(words)
         return [*drafts, read_script(path, words[1:])]
     if not dashes and path.suffix in (".sh", ".sbatch", ".slurm", ".bash"):
-        return [*drafts, read_script(path)]  # not there: its error says so, with the nearest name
-    _warn_of_own_options(words)
-    command = Draft()
+        return [*drafts, read_script(path)]  # if the file does not exist, the error says so, with the nearest name
+    command = JobDraft()
     command.put("command", words, "the command")
     return [*drafts, command]
 
 
-def _job_file(file: str) -> Draft:
-    from thebes.server.jobfile import read_yaml
+def _job_file(file: str) -> JobDraft:
+    from thebes.jobspec.jobfile import read_yaml
 
     path = Path(file)
     if file != "-" and path.is_file():
@@ -208,12 +207,12 @@ def _job_file(file: str) -> Draft:
 
 
 def _is_program(path: Path) -> bool:
-    """A file that is no script: `thebes submit train.py` needs to be told how to run it."""
+    """Whether a file is a program but no shell script: for `thebes submit train.py` we must ask how to run it."""
     try:
         with path.open("rb") as stream:
             head = stream.read(4096)
     except OSError:
-        return False  # reading it as a script says what is wrong
+        return False  # reading the file as a script then says what is wrong
     if head.startswith(b"#!") or b"#SBATCH" in head or path.suffix in (".sh", ".bash", ".sbatch", ".slurm"):
         return False
     if path.suffix == ".py":
@@ -221,24 +220,30 @@ def _is_program(path: Path) -> bool:
     return True
 
 
-def _warn_of_own_options(words: list[str]) -> None:
+def own_options(ctx: typer.Context) -> frozenset[str]:
+    """The long options of `submit` that nobody would expect a script to have."""
+    given = {name for option in ctx.command.params for name in (*option.opts, *option.secondary_opts)}
+    return frozenset(name for name in given - ALSO_OF_SCRIPTS if name.startswith("--"))
+
+
+def _warn_of_own_options(words: list[str], own: frozenset[str]) -> None:
     for word in words[1:]:
         if word == "--":
             return
-        if OWN_OPTION.fullmatch(word):
+        if word.partition("=")[0] in own:
             say(f"note: {word} comes after {words[0]} and is passed to it; options of thebes go before it.")
             return
 
 
 def _send(client: Client, merged: Merged, key: str | None) -> Any:
-    """Submit. The server is the judge; when it refuses, the same check here can say in which line the fault lies.
+    """Submit. The server judges the job; if it refuses, the same check here can say in which line the fault lies.
 
-    Checking first would import pydantic for every submit: a quarter of a second.
+    To check here first would import pydantic at every submit, which takes a quarter of a second.
     """
-    from thebes.server.jobfile import check
+    from thebes.jobspec.merge import check
 
     if merged.snapshot:
-        check(merged)  # before the upload
+        check(merged)  # a fault is told before the upload, which may take long
     try:
         return client.submit_spec(merged.fields, key=key, snapshot=True if merged.snapshot else None)
     except UserError:
@@ -263,7 +268,7 @@ def _confirm(job: Any, merged: Merged) -> None:
 
 
 def _dry_run(client: Client, merged: Merged, output: ShortOutput) -> None:
-    from thebes.server.jobfile import check
+    from thebes.jobspec.merge import check
 
     try:
         plan = client.plan(merged.fields)
@@ -279,8 +284,8 @@ def _dry_run(client: Client, merged: Merged, output: ShortOutput) -> None:
         raise typer.Exit(1)
 
 
-def plan_lines(plan: dict[str, Any]) -> list[str]:
-    """What a plan says, in words."""
+def plan_lines(plan: Mapping[str, Any]) -> list[str]:
+    """A plan in words."""
     starts, after_s = plan.get("starts"), plan.get("start_in_s")
     if starts == "now":
         lines = ["would start now" + (f", in {duration(after_s)}" if after_s and after_s >= 1 else "")]
@@ -300,7 +305,7 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         shown = [clean(victim.get("id", victim) if isinstance(victim, dict) else victim) for victim in victims]
         lines.append(f"  preempts   {', '.join(shown)}")
     elif starts == "now":
-        lines.append("  preempts   nobody")
+        lines.append("  preempts   no job")
     if plan.get("reason"):
         lines.append(f"  because    {clean(plan['reason'])}")
     if plan.get("estimate") and starts == "later":
@@ -311,7 +316,7 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
 
 
 def _stay(client: Client, job: str, follow: bool) -> None:
-    """--wait and --follow: the terminal stays with the job, but Ctrl-C never ends it."""
+    """Carry out --wait and --follow: the terminal stays with the job, but Ctrl-C never ends the job."""
     from thebes.cli.act import exit_code_of, tell_end
     from thebes.cli.follow import show_output
 

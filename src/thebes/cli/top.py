@@ -1,29 +1,29 @@
-"""`thebes top`: one screen with GPUs, who holds them, and the queue. The one live command that is worth Rich."""
+"""`thebes top` shows GPUs, their jobs and the queue on one screen. It is the one live command that is worth Rich."""
 
 from __future__ import annotations
 
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thebes.cli.jobs import ran_s, waited_s, why
+from thebes.cli.jobs import job_columns
 from thebes.cli.live import ACTIVE, WAITING, Folder, connect
 from thebes.cli.nodes import NODE_STYLES, holders, node_state
-from thebes.cli.screen import STATE_STYLES, clean, duration, plural
+from thebes.cli.screen import STATE_STYLES, clean, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from thebes.client import Client
 
-# Neighbouring jobs should differ at a glance; the same job keeps its colour from frame to frame.
+# Neighbouring jobs should differ at a glance, and a job keeps its colour from frame to frame.
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_red", "bright_cyan", "bright_green", "bright_magenta")
-ROWS = 200  # jobs asked for; a screen holds fewer
+ROWS = 200  # so many jobs are asked for; a screen holds fewer
 
 
 def top(
@@ -31,7 +31,7 @@ def top(
     every: Annotated[float, typer.Option("--every", min=0.2, max=60, metavar="SECONDS", help="Refresh.")] = 1.0,
     folder: Folder = None,
 ) -> None:
-    """Show GPUs, who holds them, and the queue, live. q or Ctrl-C leaves."""
+    """Show GPUs, the jobs that hold them, and the queue, live. q or Ctrl-C leaves."""
     from rich.console import Console
     from rich.live import Live
 
@@ -55,14 +55,19 @@ def top(
                 return
 
 
+def _no_keys(wait_s: float) -> bool:
+    time.sleep(wait_s)
+    return False
+
+
 @contextmanager
-def _keys() -> Iterator[Any]:
-    """Read single keys: `pressed(s)` waits so long and says whether it was q."""
+def _keys() -> Generator[Any, None, None]:
+    """Read single keys: `pressed(s)` waits for so many seconds and returns whether the key was q."""
     import termios
     import tty
 
     if not sys.stdin.isatty():
-        yield lambda wait_s: bool(time.sleep(wait_s))
+        yield _no_keys
         return
     stream = sys.stdin.fileno()
     before = termios.tcgetattr(stream)
@@ -103,7 +108,7 @@ def _screen(client: Client, height: int | None) -> RenderableType:
     )
 
 
-def _headline(status: dict[str, Any], nodes: list[dict[str, Any]]) -> RenderableType:
+def _headline(status: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> RenderableType:
     from rich.text import Text
 
     gpus = [gpu for node in nodes for gpu in node["gpus"]]
@@ -127,8 +132,8 @@ def colour_of(job: str) -> str:
     return COLOURS[(int(number) + int(member or 0)) % len(COLOURS)]
 
 
-def _gpu_map(nodes: list[dict[str, Any]]) -> RenderableType:
-    """A row per node, a cell per GPU with the id of whoever holds it."""
+def _gpu_map(nodes: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """A row per node, and a cell per GPU with the id of the job that holds it."""
     from rich.table import Table
     from rich.text import Text
 
@@ -142,7 +147,7 @@ def _gpu_map(nodes: list[dict[str, Any]]) -> RenderableType:
                 cells.append(Text("✗", style="red"))
             elif held:
                 cells.append(Text("+".join(held), style=f"reverse {colour_of(held[0])}"))
-            elif gpu.get("taken"):  # by somebody whose work is not ours
+            elif gpu.get("taken"):  # by work of other people, beside Thebes
                 cells.append(Text("×", style="yellow"))
             else:
                 cells.append(Text("·", style="dim"))
@@ -150,29 +155,25 @@ def _gpu_map(nodes: list[dict[str, Any]]) -> RenderableType:
     return grid
 
 
-def _job_table(title: str, jobs: list[dict[str, Any]], room: int | None, runs: bool) -> RenderableType:
+def _job_table(title: str, jobs: Sequence[Mapping[str, Any]], room: int | None, runs: bool) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
     shown = jobs if room is None else jobs[:room]
     grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), expand=True)
-    grid.add_column(title, no_wrap=True, min_width=12)
-    grid.add_column("name", no_wrap=True)
-    grid.add_column("user", no_wrap=True)
-    grid.add_column("state", no_wrap=True)
-    grid.add_column("GPUs", justify="right", no_wrap=True)
-    grid.add_column("ran" if runs else "waited", justify="right", no_wrap=True)
-    grid.add_column("why", no_wrap=True, ratio=1)
-    now_s = time.time()
+    grid.add_column(title, no_wrap=True, min_width=12)  # the title stands where ID would
+    known = {column.title: column for column in job_columns(time.time())}
+    columns = [known[name] for name in ("NAME", "USER", "STATE", "GPUS", "RAN" if runs else "WAITED", "WHY")]
+    for column in columns:
+        title = column.title.lower() if column.title != "GPUS" else "GPUs"
+        grid.add_column(
+            title, no_wrap=True, justify="right" if column.right else "left", ratio=1 if column.title == "WHY" else None
+        )
     for job in shown:
+        styles = {"STATE": STATE_STYLES.get(job["state"], ""), "WHY": "dim"}
         grid.add_row(
             Text(job["id"], style=f"bold {colour_of(job['id'])}" if runs else "bold"),
-            Text(clean(job["name"] or "–")),
-            Text(clean(job["user"])),
-            Text(job["state"], style=STATE_STYLES.get(job["state"], "")),
-            str(job["gpus"]),
-            duration(ran_s(job, now_s) if runs else waited_s(job, now_s)),
-            Text(clean(why(job)), style="dim"),
+            *(Text(clean(column.cell(job)), style=styles.get(column.title, "")) for column in columns),
         )
     if len(jobs) > len(shown):
         grid.add_row(Text("…", style="dim"), Text(f"{len(jobs) - len(shown):,} more", style="dim"))

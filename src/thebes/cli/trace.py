@@ -1,6 +1,6 @@
-"""`thebes trace`: look at a trace, turn it into our own format, make a synthetic one.
+"""`thebes trace` shows a trace, converts it into our own format, or makes a synthetic one.
 
-Imports sit inside the commands: `thebes --help` must not wait for Polars.
+The imports stand inside the commands, because `thebes --help` must not wait for Polars.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from thebes.cli.files import FiguresFile
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,7 +48,7 @@ def info(
     format: FormatName = None,
     duration_column: DurationColumn = "duration",
     gpus_column: GpusColumn = "num_gpus",
-    json: Annotated[str | None, typer.Option(metavar="FILE|-", help="Write the figures as JSON; - for stdout.")] = None,
+    json: FiguresFile = None,
 ) -> None:
     """Show what a trace holds: jobs, load, run times, GPU demand."""
     from thebes.trace import describe, read
@@ -140,7 +142,7 @@ def formats() -> None:
 
 
 def refuse_overwrite(out: Path, force: bool) -> None:
-    """Stop unless the file is new or may go."""
+    """Refuse to write over a file, unless that is allowed."""
     from thebes.model.errors import UserError
 
     if out.exists() and not force:
@@ -168,7 +170,7 @@ def _write_json(figures: dict[str, Any], target: str) -> None:
 
 
 def summary(figures: dict[str, Any]) -> RenderableType:
-    """What a trace holds, for the terminal."""
+    """What a trace holds, as a table for the terminal."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

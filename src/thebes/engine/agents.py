@@ -1,5 +1,6 @@
 """An engine over one agent per node: passes the controller's wishes on to the agents. How they are reached is the
-business of who builds on it (`local`: Unix sockets on this machine; `ray`: they call home). Nothing is decided here.
+business of the engines that build on it (`local`: Unix sockets on this machine; `ray`: they call home). Nothing is
+decided here.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from thebes.engine import wire
-from thebes.engine.contract import (
+from thebes.engine.link import CALL_S, NodeLink
+from thebes.protocol import wire
+from thebes.protocol.contract import (
     GANG_NOT_STARTED,
     PARKED_LEASE_S,
     Launch,
@@ -23,7 +25,7 @@ from thebes.engine.contract import (
     Refused,
     Report,
 )
-from thebes.engine.link import CALL_S, Link
+from thebes.protocol.messages import Homes, KillAttempt, Park, ReadLog, Start
 
 LOG = logging.getLogger(__name__)
 START_S = 40.0  # an older incarnation may have to be ended first
@@ -31,10 +33,10 @@ SUSPEND_S = 600.0  # moving GPU memory into host memory takes half a second per 
 
 
 class AgentEngine:
-    """`Engine` over the links to the agents, one per node. `open` is left to who builds on it."""
+    """`Engine` over the links to the agents, one per node. `open` is left to the engines that build on it."""
 
     def __init__(self) -> None:
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, NodeLink] = {}
         self._where: dict[tuple[str, int], list[str]] = {}  # nodes of an incarnation, as far as heard of
         self._listener: Listener | None = None
 
@@ -44,17 +46,17 @@ class AgentEngine:
 
     async def leave(self) -> None:
         """Agents that keep no lease (those of this machine) have nothing to be told."""
-        park = {"for_s": PARKED_LEASE_S}
+        park = Park(for_s=PARKED_LEASE_S)
         await asyncio.gather(*(link.call("park", park) for link in self._links.values()), return_exceptions=True)
 
     async def tell_homes(self, homes: Sequence[str]) -> None:
         """Where agents find the controllers of this cluster from now on; those that cannot be told hear it later."""
-        told = {"homes": list(homes)}
+        told = Homes(homes=list(homes))
         for link in self._links.values():
-            link.greeting = {**link.greeting, **told}
+            link.greeting["homes"] = told["homes"]
         await asyncio.gather(*(link.call("homes", told) for link in self._links.values()), return_exceptions=True)
 
-    def master_address(self, link: Link) -> str:
+    def master_address(self, link: NodeLink) -> str:
         """Where the other ranks of a gang find its first node."""
         return link.facts.address or "127.0.0.1"
 
@@ -75,22 +77,22 @@ class AgentEngine:
     async def reports(self) -> list[Report]:
         """Of the nodes that count as up: for the others there is a NodeChange.
 
-        They tell everything when they are met and every change after that, so nobody is asked: one who is slow to
-        answer must not look like one who knows nothing.
+        They tell everything when they are met and every change after that, so they are not asked: an agent that is
+        slow to answer must not look like one that knows nothing.
         """
-        return [report for link in self._links.values() if link.told_alive for report in link.reports.values()]
+        return [report for link in self._links.values() if link.announced_alive for report in link.reports.values()]
 
     async def launch(self, launch: Launch) -> None:
         """All parts or none. If one cannot start, the others end with "launch-failed" as it does."""
         links = [self._link(part.node) for part in launch.parts]
-        arguments: dict[str, Any] = {"launch": wire.launch_to_dict(launch)}
+        start = Start(launch=wire.launch_to_dict(launch), part=0)
         if len(links) > 1:
-            arguments["master_addr"] = self.master_address(links[0])
-            arguments["master_port"] = await links[0].call("port", {})
+            start["master_addr"] = self.master_address(links[0])
+            start["master_port"] = await links[0].call("port", {})
         key = (launch.job_id, launch.incarnation)
         self._where[key] = [link.node for link in links]
         answers = await asyncio.gather(
-            *(link.call("start", {**arguments, "part": index}, START_S) for index, link in enumerate(links)),
+            *(link.call("start", {**start, "part": index}, START_S) for index, link in enumerate(links)),
             return_exceptions=True,
         )
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -111,7 +113,7 @@ class AgentEngine:
             raise errors[0]
 
     async def _kill_parts(self, launch: Launch, because: str) -> None:
-        arguments = {"job_id": launch.job_id, "incarnation": launch.incarnation, "because": because}
+        arguments = KillAttempt(job_id=launch.job_id, incarnation=launch.incarnation, because=because)
         await asyncio.gather(
             *(self._link(part.node).call("kill", arguments) for part in launch.parts), return_exceptions=True
         )
@@ -150,7 +152,7 @@ class AgentEngine:
 
     async def read_log(self, job_id: str, incarnation: int, rank: int, offset: int, limit: int) -> tuple[bytes, int]:
         """FileNotFoundError when no node has a log of this rank."""
-        wanted = {"job_id": job_id, "incarnation": incarnation, "rank": rank, "offset": offset, "limit": limit}
+        wanted = ReadLog(job_id=job_id, incarnation=incarnation, rank=rank, offset=offset, limit=limit)
         first = self._where.get((job_id, incarnation), [])
         nodes = [*first, *(name for name in self._links if name not in first)]
         trouble: OSError | TimeoutError | None = None
@@ -165,7 +167,7 @@ class AgentEngine:
             return base64.b64decode(answer["data"]), answer["offset"]
         raise trouble or FileNotFoundError(f"there is no log of rank {rank} of job {job_id}, incarnation {incarnation}")
 
-    def _link(self, node: str) -> Link:
+    def _link(self, node: str) -> NodeLink:
         try:
             return self._links[node]
         except KeyError:

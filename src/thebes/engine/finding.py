@@ -11,7 +11,7 @@ LEVELS: tuple[Level, ...] = ("ok", "warning", "problem")
 
 
 @dataclass(frozen=True)
-class Finding:
+class SiteFinding:
     """ok: works as it should; warning: works, but something is lost; problem: Thebes cannot work here like this."""
 
     level: Level
@@ -20,7 +20,7 @@ class Finding:
     hint: str = ""  # what to do about it
 
 
-def worst(findings: Iterable[Finding]) -> Level:
+def worst(findings: Iterable[SiteFinding]) -> Level:
     """The gravest level among them."""
     seen = {one.level for one in findings}
     found: list[Level] = [level for level in LEVELS if level in seen]

@@ -1,26 +1,28 @@
 """One conversation with an agent (or with the step of a Slurm job), kept up for ever.
 
-Dialled over a Unix socket, or taken from whoever calls home: what is said is the same. Somebody who cannot be reached
-for a moment counts as down; when he is back, the listener hears so and then every report anew. Nothing is decided here.
+The line is dialled over a Unix socket, or taken from an agent or step that calls home: what is said is the same. The
+other end (the *peer*) counts as down when it cannot be reached for a moment; when it is back, the listener hears so and
+then every report anew. Nothing is decided here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol
 
-from thebes.engine import wire
-from thebes.engine.contract import Listener, NodeChange, NodeFacts, Refused, Report
-from thebes.node.clock import boot_id, boot_s
+from thebes.protocol import wire
+from thebes.protocol.clock import boot_id, boot_s
+from thebes.protocol.contract import Listener, NodeChange, NodeFacts, Refused, Report
+from thebes.protocol.messages import Hello, HelloAnswer, Ping
 
 CALL_S = 10.0
 DOWN_AFTER_S = 1.0
-CALLED_DOWN_AFTER_S = 3.0  # one that calls us needs a moment more
+CALLED_DOWN_AFTER_S = 3.0  # a peer that calls us needs a moment more
 RETRY_FIRST_S, RETRY_LAST_S = 0.02, 0.5
 PING_EVERY_S = 5.0
 PING_S = 5.0  # an agent that takes longer hangs
@@ -31,21 +33,21 @@ class Unreachable(OSError):  # noqa: N818 - reads as what it says
     """The agent of a node cannot be reached."""
 
 
-class Reader(Protocol):
+class LineReader(Protocol):
     async def readline(self) -> bytes: ...
 
 
-class Writer(Protocol):
+class LineWriter(Protocol):
     def write(self, data: bytes) -> None: ...
 
     def close(self) -> None: ...
 
 
-Dial = Callable[[], Awaitable[tuple[Reader, Writer]]]
+Dial = Callable[[], Awaitable[tuple[LineReader, LineWriter]]]
 
 
-class Link:
-    """The conversation with whoever speaks for `node`. `who` is how people know him."""
+class NodeLink:
+    """The conversation with the agent or step that speaks for `node`. `who` is what people call it."""
 
     def __init__(self, node: str, listener: Listener, *, who: str = "", down_after_s: float = DOWN_AFTER_S) -> None:
         self.node = node
@@ -53,18 +55,18 @@ class Link:
         self.listener = listener
         self.down_after_s = down_after_s
         self.ping_every_s: float | None = None  # None: PING_EVERY_S
-        self.greeting: dict[str, Any] = {}  # what he is told with `hello`
+        self.greeting: Hello = {}  # what the peer is told with `hello`
         self.facts = NodeFacts(node, (), alive=False, detail=f"{self.who} has not been reached yet")
-        self.reports: dict[tuple[str, int], Report] = {}  # the newest of each incarnation that he knows
-        self.told_alive: bool | None = None
-        self.greeted = False  # he has heard us since we began, so he goes by the lease that we have told him
-        self.lost_s = 0.0  # when he was last there, by the loop's clock
-        self.heard_s = 0.0  # when he last said anything
-        self.shift_s = 0.0  # what to add to his times: another machine has another boot clock
+        self.reports: dict[tuple[str, int], Report] = {}  # the newest of each incarnation that the peer knows
+        self.announced_alive: bool | None = None
+        self.greeted = False  # the peer has heard us since we began, so it goes by our lease
+        self.lost_s = 0.0  # when the peer was last there, by the loop's clock
+        self.heard_s = 0.0  # when the peer last said anything
+        self.shift_s = 0.0  # what to add to the peer's times: another machine has another boot clock
         self.looked = asyncio.Event()  # reached, or known to be down
         self.ready = asyncio.Event()  # connected, and everything missed has been told
         self.early: list[Report | NodeChange] = []
-        self.writer: Writer | None = None
+        self.writer: LineWriter | None = None
         self.waiting: dict[int, asyncio.Future[Any]] = {}
         self.numbers = count(1)
         self.task: asyncio.Task[None] | None = None
@@ -91,17 +93,17 @@ class Link:
                 self._disarm()
                 self._hang_up()
             if loop.time() - self.lost_s >= self.down_after_s:
-                self._down()
+                self.go_down()
             await asyncio.sleep(delay_s)
             delay_s = min(RETRY_LAST_S, delay_s * 2)
 
     def expect(self) -> None:
-        """He will call; until then, and whenever he has hung up, he is given a moment."""
+        """The peer will call; until then, and whenever it has hung up, it is given a moment."""
         self.lost_s = self.heard_s = asyncio.get_running_loop().time()
         self._arm()
 
-    async def attach(self, reader: Reader, writer: Writer) -> None:
-        """He has called: talk as long as it lasts. An earlier conversation ends: he would not call if he had one."""
+    async def attach(self, reader: LineReader, writer: LineWriter) -> None:
+        """The peer has called: talk as long as it lasts. An earlier conversation ends: the peer has lost it."""
         while self.task is not None and self.task is not asyncio.current_task():
             earlier = self.task
             earlier.cancel()
@@ -124,7 +126,7 @@ class Link:
     def _arm(self) -> None:
         self._disarm()
         loop = asyncio.get_running_loop()
-        self._down_timer = loop.call_at(max(loop.time(), self.lost_s + self.down_after_s), self._down)
+        self._down_timer = loop.call_at(max(loop.time(), self.lost_s + self.down_after_s), self.go_down)
 
     def _disarm(self) -> None:
         if self._down_timer is not None:
@@ -142,13 +144,13 @@ class Link:
 
     # The conversation ------------------------------------------------------------------------------------------------
 
-    async def _converse(self, reader: Reader) -> None:
+    async def _converse(self, reader: LineReader) -> None:
         listen = asyncio.ensure_future(self._listen(reader))
         try:
             asked_s = boot_s()
-            answer = await self._ask("hello", self.greeting, PING_S)
+            answer: HelloAnswer = await self._ask("hello", self.greeting, PING_S)
             self._compare_clocks(answer, (asked_s + boot_s()) / 2)
-            # Before anything is asked of him: his lease may have run out while he was away.
+            # Before anything is asked of the peer: its lease may have run out while it was away.
             said_s = await self._ping(answer.get("boot_s"))
             self._disarm()
             self.greeted = True
@@ -163,11 +165,11 @@ class Link:
             await asyncio.gather(listen, return_exceptions=True)
 
     async def _ping(self, said_s: float | None) -> float | None:
-        """Tell him until when we have heard of him, by his own clock; that renews his lease. His time now."""
-        answer = await self._ask("ping", {"heard_s": said_s}, PING_S)
+        """Tell the peer until when we have heard of it, by its own clock; that renews its lease. Its time now."""
+        answer = await self._ask("ping", Ping(heard_s=said_s), PING_S)
         return answer.get("boot_s") if isinstance(answer, dict) else None
 
-    async def _listen(self, reader: Reader) -> None:
+    async def _listen(self, reader: LineReader) -> None:
         while line := await reader.readline():
             self.heard_s = asyncio.get_running_loop().time()
             message = json.loads(line)
@@ -184,7 +186,7 @@ class Link:
                     _settle(future, message, self.node)
         self._hang_up()
 
-    def _compare_clocks(self, answer: dict[str, Any], now_s: float) -> None:
+    def _compare_clocks(self, answer: HelloAnswer, now_s: float) -> None:
         there = answer.get("boot")
         self.shift_s = 0.0 if there in (None, boot_id()) else now_s - float(answer["boot_s"])
 
@@ -196,7 +198,7 @@ class Link:
         return replace(report, **{name: at + self.shift_s for name, at in times.items() if at is not None})
 
     def report_from(self, found: dict[str, Any]) -> Report:
-        """A report in an answer of his, in our time."""
+        """A report in an answer of the peer, in our time."""
         return self._report(found)
 
     def _pass_on(self, news: Report | NodeChange) -> None:
@@ -207,11 +209,11 @@ class Link:
             self.early.append(news)
 
     def _up(self, facts: NodeFacts, reports: Iterable[Report]) -> None:
-        changed = self.told_alive is not True or facts != self.facts  # a new agent has another pid
+        changed = self.announced_alive is not True or facts != self.facts  # a new agent has another pid
         reports = list(reports)
         self.reports = {(one.job_id, one.incarnation): one for one in reports}
         self.facts = facts
-        self.told_alive = True
+        self.announced_alive = True
         self.looked.set()
         if changed:
             self.listener(NodeChange(facts))
@@ -221,10 +223,10 @@ class Link:
             self.listener(news)
         self.ready.set()
 
-    def _down(self) -> None:
+    def go_down(self) -> None:
         self.looked.set()
-        if self.told_alive is not False:
-            self.told_alive = False
+        if self.announced_alive is not False:
+            self.announced_alive = False
             self.facts = replace(self.facts, alive=False, pid=None, detail=f"{self.who} does not answer")
             self.listener(NodeChange(self.facts))
 
@@ -248,8 +250,8 @@ class Link:
 
     # Asking ----------------------------------------------------------------------------------------------------------
 
-    async def call(self, op: str, arguments: dict[str, Any], timeout_s: float = CALL_S) -> Any:
-        """One request and its answer. Raises Refused, OSError or TimeoutError.
+    async def call(self, op: str, arguments: Mapping[str, object], timeout_s: float = CALL_S) -> Any:
+        """One request and its answer; it raises Refused, OSError or TimeoutError.
 
         An agent that has just gone may be back in a moment, and every request can be repeated: so it is, until the node
         counts as down.
@@ -257,15 +259,15 @@ class Link:
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(0.0 if self.told_alive is False else 2 * self.down_after_s):
+                async with asyncio.timeout(0.0 if self.announced_alive is False else 2 * self.down_after_s):
                     await self.ready.wait()
             try:
                 return await self._ask(op, arguments, deadline_s - asyncio.get_running_loop().time())
             except Unreachable:
-                if self.told_alive is False or (self._down_timer is None and (not self.task or self.task.done())):
+                if self.announced_alive is False or (self._down_timer is None and (not self.task or self.task.done())):
                     raise
 
-    async def _ask(self, op: str, arguments: dict[str, Any], timeout_s: float) -> Any:
+    async def _ask(self, op: str, arguments: Mapping[str, object], timeout_s: float) -> Any:
         if self.writer is None:
             raise Unreachable(f"{self.who} cannot be reached")
         number = next(self.numbers)

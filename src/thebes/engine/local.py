@@ -7,10 +7,10 @@ import functools
 from collections.abc import Iterable
 from pathlib import Path
 
-from thebes.engine import wire
 from thebes.engine.agents import AgentEngine
-from thebes.engine.contract import Listener
-from thebes.engine.link import Link
+from thebes.engine.link import NodeLink
+from thebes.protocol import wire
+from thebes.protocol.contract import Listener
 
 
 class LocalEngine(AgentEngine):
@@ -25,7 +25,7 @@ class LocalEngine(AgentEngine):
         """Returns when every agent was reached or is known to be down. A machine is never cut off from itself."""
         self._listener = listener
         for name in self._names:
-            link = Link(name, self._heard)
+            link = NodeLink(name, self._heard)
             dial = functools.partial(wire.connect, self._run / f"agent-{name}.sock")
             link.task = asyncio.get_running_loop().create_task(link.keep_up(dial))
             self._links[name] = link

@@ -1,4 +1,4 @@
-"""How long somebody of whom nothing is heard may still be alive: what an engine counts before it says `lost`.
+"""How long a node of which nothing is heard may still be alive: what an engine counts before it says `lost`.
 
 A node goes by the lease that it was last told, and by what it was told when a controller left on purpose: until it has
 talked with us, that may be more than we would tell it now. And what was not heard while we were frozen ourselves may
@@ -12,9 +12,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from thebes.engine.link import Link
-from thebes.node.instance import write_json
-from thebes.node.lease import over_s
+from thebes.engine.link import NodeLink
+from thebes.protocol.instance import write_json
+from thebes.protocol.lease import over_s
 
 PAUSE_S = 3.0  # an event loop that was away for longer than this was frozen
 LOOK_EVERY_S = 0.5
@@ -49,14 +49,14 @@ class Silence:
         self._looked_s = now_s
         return now_s
 
-    def over(self, link: Link, since_s: float, granted_s: float) -> bool:
-        """Whether nothing is alive any more of one who was silent since then and had such a lease before we came."""
+    def over(self, link: NodeLink, since_s: float, granted_s: float) -> bool:
+        """Whether nothing is alive any more at a peer that was silent since then and had this lease before we came."""
         now_s = self.look()
         since_s = max(since_s, self._awake_s, 0.0 if link.greeted else self._parked_until_s)
         return now_s - since_s >= over_s(self.lease_s if link.greeted else max(self.lease_s, granted_s))
 
-    async def unparked(self, links: Iterable[Link]) -> None:
-        """Returns when nobody can be left who still goes by what was said when the last controller left."""
+    async def unparked(self, links: Iterable[NodeLink]) -> None:
+        """Returns when no peer can be left that still goes by what was said when the last controller left."""
         waiting = list(links)
         while waiting and self.look() < self._parked_until_s:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -70,7 +70,7 @@ class Granted:
 
     def __init__(self, path: Path, lease_s: float) -> None:
         self.path, self.lease_s = path, lease_s
-        self._told: dict[str, float] = {}
+        self._granted_s: dict[str, float] = {}
         self._changed = False
 
     def begin(self, names: Iterable[str]) -> None:
@@ -79,20 +79,20 @@ class Granted:
             before = {str(name): float(lease_s) for name, lease_s in json.loads(self.path.read_bytes()).items()}
         except (FileNotFoundError, ValueError, AttributeError, TypeError):
             before = {}
-        self._told = before | {name: max(self.lease_s, before.get(name, 0.0)) for name in names}
-        if self._told != before:
-            write_json(self.path, self._told)
+        self._granted_s = before | {name: max(self.lease_s, before.get(name, 0.0)) for name in names}
+        if self._granted_s != before:
+            write_json(self.path, self._granted_s)
 
     def of(self, name: str) -> float:
-        return self._told.get(name, self.lease_s)
+        return self._granted_s.get(name, self.lease_s)
 
     def met(self, name: str) -> None:
         """It goes by our lease now."""
-        if self._told.get(name) != self.lease_s:
-            self._told[name], self._changed = self.lease_s, True
+        if self._granted_s.get(name) != self.lease_s:
+            self._granted_s[name], self._changed = self.lease_s, True
 
     async def save(self) -> None:
         """If there is anything new."""
         if self._changed:
             self._changed = False
-            await asyncio.to_thread(write_json, self.path, dict(self._told))
+            await asyncio.to_thread(write_json, self.path, dict(self._granted_s))

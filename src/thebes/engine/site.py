@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Site:
+class EngineSite:
     """Slurm or Ray, some of its nodes, and how those find us."""
 
     instance_id: str  # short and unique: names what is ours on a cluster that others use, too

@@ -12,7 +12,8 @@
         train(state)
         job.report(step + 1)
 
-Ready-made: `thebes.job.torch` for plain PyTorch loops, `thebes.job.lightning`, `thebes.job.transformers`.
+There are ready-made parts: `thebes.job.torch` for plain PyTorch loops, `thebes.job.lightning`,
+`thebes.job.transformers`.
 See docs/preemption.md.
 """
 
@@ -61,7 +62,7 @@ world_size = _this.world_size
 
 
 def should_stop_all() -> bool:
-    """should_stop() for loops with torch.distributed: every rank calls it once per step, all get the same answer.
+    """should_stop() for loops with torch.distributed: every rank calls it once per step, and all get the same answer.
 
     So all ranks stop at the same step. Without a process group it is should_stop().
     """

@@ -1,7 +1,7 @@
-"""Checkpoint files that are either whole or not there: written beside their place, made durable, then renamed into it.
+"""Checkpoint files that are whole or do not exist: written beside their place, made durable, then renamed into it.
 
-A run that is killed while it saves leaves a temporary file, never half a checkpoint under a good name. Standard library
-only.
+A run that is killed while it saves leaves a temporary file, never half a checkpoint under a good name. This module
+needs only the standard library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def atomic_save(write: Callable[[BinaryIO], object], path: str | os.PathLike[str
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The name says who writes, so that two threads or ranks that save the same path do not mix their bytes.
+    # The name contains process and thread, so that two of them that save the same path do not mix their bytes.
     temporary = target.parent / f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp"
     try:
         with temporary.open("wb") as file:
@@ -40,9 +40,9 @@ def atomic_save(write: Callable[[BinaryIO], object], path: str | os.PathLike[str
 
 
 def latest(folder: str | os.PathLike[str], pattern: str = "*") -> Path | None:
-    """The newest checkpoint in `folder`, a file or a folder: the highest last number in the name, then the youngest.
+    """The newest checkpoint in `folder`, a file or a folder: the one with the highest last number, then the youngest.
 
-    Hidden and temporary entries do not count. None when there is nothing, or no such folder.
+    Hidden and temporary entries do not count. It is None if there is none, or no such folder.
     """
     found = _checkpoints(Path(folder), pattern)
     return found[-1] if found else None
@@ -64,7 +64,7 @@ def prune(folder: str | os.PathLike[str], keep: int = 2, pattern: str = "step-*"
 
 
 def sync(path: Path) -> None:
-    """Make a file durable, or a folder with everything in it. Raises FileNotFoundError when there is nothing."""
+    """Make a file durable, or a folder with everything in it. FileNotFoundError if there is no such file."""
     if path.is_dir():
         for folder, _, names in os.walk(path):
             for name in names:
@@ -76,7 +76,7 @@ def sync(path: Path) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, durable: bool) -> None:
-    """Replace `path` in one step: a reader sees the old text or the new."""
+    """Replace `path` in one step, so that a reader sees the old text or the new."""
     text = json.dumps(value, separators=(",", ":")).encode() + b"\n"
     if durable:
         atomic_save(lambda file: file.write(text), path)
@@ -94,7 +94,7 @@ def _checkpoints(folder: Path, pattern: str) -> list[Path]:
             continue
         try:
             written_ns = path.stat().st_mtime_ns
-        except FileNotFoundError:  # deleted while we look
+        except FileNotFoundError:  # it was deleted while we looked
             continue
         numbers = _NUMBER.findall(path.name)
         found.append((int(numbers[-1]) if numbers else -1, written_ns, path.name, path))

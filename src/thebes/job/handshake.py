@@ -1,8 +1,9 @@
-"""The job's side of a preemption: has somebody asked me to stop, until when, and what have I saved.
+"""The job's side of a preemption: whether it was asked to stop, until when, and what it has saved.
 
-The talk goes through small files in the attempt folder (`THEBES_ATTEMPT_DIR`): `notice` is written for us; `ack`,
-`checkpoint.json` and `progress` are written by us. Signals only make it faster. Talking never kills a training run:
-what cannot be written is a warning. Standard library only; without an attempt folder nearly everything does nothing.
+Both sides talk through small files in the attempt folder (`THEBES_ATTEMPT_DIR`): the supervisor writes `notice`; we
+write `ack`, `checkpoint.json` and `progress`. Signals only make it faster. None of this ever kills a training run: a
+file that cannot be written is a warning. It needs only the standard library; without an attempt folder nearly every
+function does nothing.
 """
 
 from __future__ import annotations
@@ -27,44 +28,47 @@ EXIT_PREEMPTED = 85  # "my state is saved: resume me"
 
 _LOOK_EVERY_S = 0.05  # how often should_stop() asks the file system
 _REPORT_EVERY_S = 1.0
-_AFTER_SIGTERM_S = 5.0  # a SIGTERM without a notice: SIGKILL follows so much later
+_AFTER_SIGTERM_S = 5.0  # after a SIGTERM without a notice, SIGKILL follows so much later
+_THREADS_FINISH_S = 2.0  # so long, at most, a process waits at its end for threads of PyTorch
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
 def boot_s() -> float:
-    """The clock that all processes of a machine share and that nobody sets."""
+    """A clock that all processes of a machine share and that cannot be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Handshake:
-    """One process of a job and its attempt folder. The module's functions are the methods of one of these."""
+    """One process of a job and its attempt folder. The module's functions are the methods of one Handshake."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         folder = environ.get("THEBES_ATTEMPT_DIR", "")
         self._folder = Path(folder) if folder else None
         self._notice = os.path.join(folder, "notice") if folder else ""  # noqa: PTH118 - a str is quicker to stat
-        self._signalled_s: float | None = None  # all that the signal handler ever sets, with the next one
+        self._signalled_s: float | None = None  # this and the next one are all that the signal handler ever sets
         self._terminated = False
         self._previous: dict[int, Any] = {}
         self._signals_tried = False
         self._stop = False
-        self._look_at = 0.0  # monotonic: not before then
+        self._look_at = 0.0  # monotonic; we do not look before then
         self._first: tuple[int, float] | None = None
         self._pending: dict[str, float] | None = None
         self._reported_at = -math.inf
         self._flush_at_exit = False
         self._warned: set[str] = set()
         self._lock = threading.RLock()
-        self._masks: dict[int, set[int]] = {}  # of threads that are just forking
+        self._masks: dict[int, set[int]] = {}  # of threads that are forking just now
         os.register_at_fork(
             before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._after_fork_in_child
         )
+        if self._folder is not None:
+            atexit.register(_let_torch_finish)
 
-    # Being asked to stop
+    # Being asked to stop.
 
     def should_stop(self) -> bool:
-        """Has this job been asked to save its state and go? Cheap enough for every step; once True, always True."""
+        """Whether this job was asked to save its state and go. It is cheap, so call it every step; True stays True."""
         if self._stop:
             return True
         if self._notice and not self._signals_tried:
@@ -75,19 +79,20 @@ class Handshake:
         return True
 
     def agreed_to_stop(self) -> None:
-        """Another rank was asked; the ranks have agreed to stop together."""
+        """Note that another rank was asked, and that the ranks have agreed to stop together."""
         if not self._stop:
             self._acknowledge()
 
     def deadline_s(self) -> float | None:
-        """When the job is killed, on the clock of `boot_s`; None when nobody has asked it to stop, or said when."""
+        """When the job is killed, on the clock of `boot_s`; None if it was not asked to stop, or no time was named."""
         if self._notice:
             try:
                 return float(json.loads(Path(self._notice).read_bytes())["deadline_s"])
             except FileNotFoundError:
                 pass
             except (OSError, ValueError, KeyError, TypeError):
-                # It is just being written, or somebody made it by hand: the usual grace, counted from its birth.
+                # It is just being written, or somebody made it by hand: then the usual grace counts, from the birth of
+                # the file.
                 return self._counted_from(self._born_s())
         if self._signalled_s is None:
             return None
@@ -96,15 +101,15 @@ class Handshake:
         return self._counted_from(self._signalled_s)
 
     def seconds_left(self) -> float:
-        """Seconds until the job is killed; infinite when no deadline is known. Never negative."""
+        """Seconds until the job is killed, never negative; infinite if no deadline is known."""
         deadline_s = self.deadline_s()
         return math.inf if deadline_s is None else max(0.0, deadline_s - boot_s())
 
     def install_signals(self) -> bool:
-        """Take SIGUSR1 and SIGTERM as a wish to stop. A handler that is there already is called as well.
+        """Take SIGUSR1 and SIGTERM as a request to stop. A handler that is there already is called as well.
 
-        Under Thebes the first should_stop() does it. Elsewhere (Slurm's --signal, a spot machine) call it yourself.
-        Only the main thread may; from another one it returns False and the notice file does the work alone.
+        Under Thebes the first should_stop() does this. Elsewhere (Slurm's --signal, a spot machine) call it yourself.
+        Only the main thread may do it; in another one it returns False, and the notice file does the work alone.
         """
         if threading.current_thread() is not threading.main_thread():
             return False
@@ -113,21 +118,21 @@ class Handshake:
             atexit.register(self._ignore_late_signals)
         for number in _SIGNALS:
             previous = signal.getsignal(number)
-            # None: installed by C code, which Python cannot call. Leave it alone.
+            # None means that C code has installed it; Python cannot call that, so it stays.
             if previous is None or previous == self._on_signal:
                 continue
             self._previous[number] = previous
             signal.signal(number, self._on_signal)
-            # System calls of libraries in C go on as if nothing had happened.
+            # System calls of libraries in C are restarted after the signal.
             signal.siginterrupt(number, False)
         return True
 
-    # Saying what is safe
+    # Saying what is safe.
 
     def checkpointed(self, step: int, path: str | os.PathLike[str]) -> None:
         """Say that the state after `step` steps is in `path` (a file or a folder). Call it when the save has returned.
 
-        The data is flushed to the disk first, so what Thebes hears of survives a power cut. Only rank 0 is heard.
+        The data is flushed to the disk first, so that what Thebes hears of survives a power cut. Only rank 0 is heard.
         An address such as s3://… is passed on as it is.
         """
         place = os.fspath(path)
@@ -148,7 +153,7 @@ class Handshake:
         self.flush()
 
     def report(self, step: int, samples: int | None = None) -> None:
-        """Say how many steps (and samples) are done. Call it after every step: it writes at most once a second."""
+        """Say how many steps (and samples) are done. Call it after every step; it writes at most once a second."""
         if self._folder is None or self.rank() != 0:
             return
         now_s = boot_s()
@@ -184,16 +189,16 @@ class Handshake:
         self.flush()
         sys.exit(EXIT_PREEMPTED)
 
-    # Going on
+    # Going on.
 
     def resuming(self) -> bool:
-        """Has this job run before?"""
+        """Whether this job has run before."""
         return self._environ.get("THEBES_RESUME", "0") == "1"
 
     def resume_path(self) -> Path | None:
         """The checkpoint to go on from: the last one told, or else the newest in `checkpoint_dir()`.
 
-        None for a job that starts afresh; so a script run by hand never picks up an old state by itself.
+        It is None for a job that starts afresh, so that a script run by hand never picks up an old state by itself.
         """
         if not self.resuming():
             return None
@@ -203,13 +208,13 @@ class Handshake:
         return files.latest(self.checkpoint_dir())
 
     def checkpoint_dir(self) -> Path:
-        """Where checkpoints of this job belong; the same folder in each of its runs. By hand: ./checkpoints."""
+        """The folder for checkpoints of this job, the same in each of its runs; ./checkpoints without a cluster."""
         folder = Path(self._environ.get("THEBES_CHECKPOINT_DIR") or "checkpoints").absolute()
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def rank(self) -> int:
-        """The number of this process in its gang: from torch.distributed where it is up, else from RANK."""
+        """The number of this process in its gang: from torch.distributed if that is up, else from RANK."""
         distributed = torch_distributed()
         return int(distributed.get_rank()) if distributed else self._number("RANK", 0)
 
@@ -218,10 +223,10 @@ class Handshake:
         distributed = torch_distributed()
         return int(distributed.get_world_size()) if distributed else self._number("WORLD_SIZE", 1)
 
-    # Within
+    # Within.
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # No lock, no file, no log: it can come in the middle of anything.
+        # It uses no lock, no file and no log, because it can come in the middle of anything.
         if number == signal.SIGTERM:
             self._terminated = True
         if self._signalled_s is None:
@@ -270,20 +275,21 @@ class Handshake:
             return default
 
     def _warn(self, message: str) -> None:
-        # Once per kind of message: a full disk must not fill the log of a run that reports every second.
+        # Each kind of message is told once, because a full disk must not fill the log of a run that reports every
+        # second.
         kind = message.split(":")[0]
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(f"thebes.job: {message}", RuntimeWarning, stacklevel=3)
 
     def _ignore_late_signals(self) -> None:
-        """Python sets signals back to "die of it" while it shuts down: a late one would hide the exit code."""
+        """Ignore late signals: Python resets handlers while it shuts down, so that one would hide the exit code."""
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._on_signal and not callable(previous):
                 signal.signal(number, signal.SIG_IGN)
 
-    # A forked child (a data loader, a pool) must die of SIGTERM as if we were not there. Signals wait while we fork:
-    # one that came before the child has its old handlers back would get lost.
+    # A forked child (a data loader, a pool) must die of SIGTERM as if we were not there. Signals are held back while we
+    # fork, because one that came before the child has its old handlers back would get lost.
 
     def _before_fork(self) -> None:
         if self._previous:
@@ -305,9 +311,37 @@ class Handshake:
         self._after_fork()
 
 
+def _let_torch_finish() -> None:
+    """Before Python is torn down, wait until PyTorch's threads have done what they are about.
+
+    The threads of gloo outlive the process group. One that still has to let go of a tensor needs Python for it, and if
+    Python is gone the whole process aborts: a rank that was done, or had saved its state, then looked failed.
+    """
+    if "torch.distributed" not in sys.modules:
+        return
+    until_s, asleep = time.monotonic() + _THREADS_FINISH_S, 0
+    while asleep < 2 and time.monotonic() < until_s:
+        time.sleep(0.01)
+        asleep = 0 if _others_run() else asleep + 1
+
+
+def _others_run() -> bool:
+    """Whether a thread beside this one is on a processor or waits for one."""
+    try:
+        threads = [int(name) for name in os.listdir("/proc/self/task")]  # noqa: PTH208 - names are enough
+        for thread in threads:
+            if thread != threading.get_native_id():
+                stat = Path(f"/proc/self/task/{thread}/stat").read_bytes()
+                if stat.rpartition(b")")[2].split()[0] == b"R":
+                    return True
+    except (OSError, IndexError):  # one has just ended, or this is no Linux
+        pass
+    return False
+
+
 def torch_distributed() -> Any | None:
-    """torch.distributed where the program has imported it and its process group is up; never imports it itself."""
+    """torch.distributed, if the program has imported it and its process group is up; this never imports it itself."""
     torch = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
-    is_initialized = getattr(distributed, "is_initialized", None)  # not there in builds without it
+    is_initialized = getattr(distributed, "is_initialized", None)  # builds without it do not have this
     return distributed if is_initialized is not None and is_initialized() else None

@@ -1,9 +1,10 @@
-"""A real but tiny training run that lasts as long as it is told: what `thebes rehearse` runs in place of users' jobs.
+"""A real but tiny training run that lasts as long as it is told; `thebes rehearse` runs it in place of users' jobs.
 
     python -m thebes.job.stand_in --steps 200 --step-time 0.05
 
-Least squares by momentum on batches that depend on the step alone, so that the final weights are the same however often
-it was preempted: the line `weights DIGEST` at the end proves it. Plain Python, so that a start costs little.
+It is least squares by momentum on batches that depend on the step alone, so that the final weights are the same however
+often it was preempted: the line `weights DIGEST` at the end proves it. It is plain Python, so that a start costs
+little.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ WIDTH, BATCH = 16, 8
 
 
 def train(steps: int, *, seed: int = 0, start: int = 0, state: bytes = b"", pace: object = None) -> tuple[int, bytes]:
-    """Make the steps from `start` on; `pace(step)` may say stop before any of them. The steps made, and the state."""
+    """Make the steps from `start` on; `pace(step)` may stop before any of them. Returns the steps made, and state."""
     truth = [math.sin(i + seed) for i in range(WIDTH)]
     loaded = array("d", state) if state else array("d", [0.0] * (2 * WIDTH))
     weights, momentum = loaded[:WIDTH], loaded[WIDTH:]
     for step in range(start, steps):
         if callable(pace) and pace(step):
             return step, (weights + momentum).tobytes()
-        # Not a random generator: what a batch holds follows from the step, so a resumed run sees the same batches.
+        # A batch follows from the step and not from a random generator, so that a resumed run sees the same batches.
         batch = [[math.cos((row + BATCH * step) * (i + 1) * 0.7) for i in range(WIDTH)] for row in range(BATCH)]
         errors = [sum(x * (w - t) for x, w, t in zip(row, weights, truth, strict=True)) for row in batch]
         for i in range(WIDTH):
@@ -57,7 +58,7 @@ def main() -> None:
 
     def pace(step: int) -> bool:
         job.report(step)
-        while True:  # asked to stop in the middle of a step, a long one is not waited for
+        while True:  # a request to stop may come in the middle of a long step, which is not waited for
             left_s = began + (step - start + 1) * options.step_time - time.monotonic()
             if left_s <= 0:
                 return job.should_stop()

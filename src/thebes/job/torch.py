@@ -4,7 +4,7 @@
     for step in loop:
         ...one training step...
 
-A checkpoint holds the state of everything passed by name (whatever has state_dict and load_state_dict), the step, and
+A checkpoint holds the state of everything passed by name (anything with state_dict and load_state_dict), the step, and
 every rank's random number generators. The model is expected whole on each rank (one process, or DDP). For sharded
 models use torch.distributed.checkpoint with the functions of `thebes.job`.
 """
@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from thebes import job
 from thebes.job.handshake import torch_distributed
 
 
 class Stateful(Protocol):
-    """A model, an optimiser, a scheduler, a scaler, a data loader that remembers its place."""
+    """A model, an optimiser, a scheduler, a scaler, or a data loader that remembers its place."""
 
     def state_dict(self) -> Any: ...
 
@@ -30,7 +30,7 @@ class Stateful(Protocol):
 
 
 class Loop:
-    """Iterates over the steps still to do. Make it when the process group is up and the models are in their place."""
+    """An iterator over the steps still to do. Make it when the process group is up and the models are in place."""
 
     def __init__(
         self, steps: int, *, every: int | None = None, keep: int = 2, folder: Path | None = None, **parts: Stateful
@@ -43,7 +43,7 @@ class Loop:
         self.keep = keep
         self.folder = folder if folder is not None else job.checkpoint_dir()
         self.parts = {name: _unwrapped(part) for name, part in parts.items()}
-        self.step = 0  # done so far
+        self.step = 0  # steps done so far
         self._restore()
 
     def __iter__(self) -> Iterator[int]:
@@ -63,7 +63,7 @@ class Loop:
 
     def save(self) -> Path:
         """Write a checkpoint now. All ranks call it; rank 0 writes, and the others wait until it is safe."""
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
 
         path = self.folder / f"step-{self.step:08d}.pt"
         generators = _gathered(_generators())
@@ -73,7 +73,8 @@ class Loop:
                 "generators": generators,
                 "parts": {name: part.state_dict() for name, part in self.parts.items()},
             }
-            job.atomic_save(lambda file: torch.save(state, file), path)
+            save = cast("Callable[..., None]", torch.save)
+            job.atomic_save(lambda file: save(state, file), path)
             job.checkpointed(self.step, path)
             job.prune(self.folder, keep=self.keep)
         distributed = torch_distributed()
@@ -82,12 +83,12 @@ class Loop:
         return path
 
     def _restore(self) -> None:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
 
         path = _of_rank_0(job.resume_path())
         if path is None:
             return
-        # Our own file: state of any kind may be in it, so it is not limited to tensors.
+        # This is our own file and may hold any kind of state, so it is not limited to tensors.
         state = torch.load(path, map_location="cpu", weights_only=False)
         missing = self.parts.keys() ^ state["parts"].keys()
         if missing:
@@ -95,18 +96,18 @@ class Loop:
         for name, part in self.parts.items():
             part.load_state_dict(state["parts"][name])
         self.step = int(state["step"])
-        if len(state["generators"]) == job.world_size():  # else: another number of ranks, nothing of theirs to go on
+        if len(state["generators"]) == job.world_size():  # with other ranks, there are none to go on with
             _set_generators(state["generators"][job.rank()])
 
 
 def _unwrapped(part: Any) -> Any:
-    """The model inside DistributedDataParallel: the checkpoint then fits one rank as well as many."""
+    """The model inside DistributedDataParallel, so that the checkpoint fits one rank as well as many."""
     parallel = getattr(sys.modules.get("torch.nn.parallel"), "DistributedDataParallel", None)
     return part.module if parallel is not None and isinstance(part, parallel) else part
 
 
 def _generators() -> dict[str, Any]:
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -118,7 +119,7 @@ def _generators() -> dict[str, Any]:
 
 
 def _set_generators(states: dict[str, Any]) -> None:
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
@@ -141,7 +142,7 @@ def _gathered(value: Any) -> list[Any]:
 
 
 def _of_rank_0(value: Any) -> Any:
-    """Ranks that choose a file each for themselves may choose differently."""
+    """The value of rank 0, because ranks that choose a file by themselves may choose differently."""
     distributed = torch_distributed()
     if not distributed:
         return value

@@ -13,12 +13,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback  # pyright: ignore[reportMissingImports]
 
 from thebes import job
 
 
-class PreemptionCallback(TrainerCallback):
+class PreemptionCallback(TrainerCallback):  # pyright: ignore[reportUntypedBaseClass]
     """On notice the Trainer saves after the current step and stops; then the process ends with code 85."""
 
     def __init__(self) -> None:
@@ -27,14 +27,14 @@ class PreemptionCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         job.report(int(state.global_step))
         if job.should_stop_all():
-            self._preempted = state.global_step < state.max_steps  # the last step: it is simply done
+            self._preempted = state.global_step < state.max_steps  # after the last step the job is done
             control.should_save = True
             control.should_training_stop = True
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if path.is_dir():  # only where this process writes
+        if path.is_dir():  # only on the process that writes
             job.checkpointed(int(state.global_step), path)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -49,7 +49,7 @@ def resume_from_checkpoint() -> str | None:
         return str(path)
     if not job.resuming():
         return None
-    # The last one told is gone. The Trainer writes its state last, so a folder that has it is whole.
+    # The last checkpoint told is gone. The Trainer writes its state last, so a folder that has it is whole.
     states = sorted(job.checkpoint_dir().glob("checkpoint-*/trainer_state.json"), key=_step_of)
     return str(states[-1].parent) if states else None
 

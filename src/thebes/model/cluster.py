@@ -1,7 +1,7 @@
 """The cluster as a scheduler sees it: racks of nodes, nodes of GPUs, groups of well-linked GPUs inside a node.
 
 Three notations give a `Cluster`: a short form (`8x8`, `4x8x8`), the Tiresias simulator's CSV, and a TOML file for real
-ones. The parsers here take text, so that they stay free of I/O; `thebes.trace.read_cluster` opens files.
+clusters. The parsers here take text, so that they stay free of I/O; `thebes.trace.read_cluster` opens files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NodeKind:
     """What one machine holds. `groups` are the sizes of its NVLink groups or sockets; they add up to `gpus`."""
 
     gpus: int
-    gpu_type: str = ""  # empty: unknown, suits every job
+    gpu_type: str = ""  # empty if unknown, which suits every job
     gpu_memory_gib: float | None = None
     groups: tuple[int, ...] = ()
     cpus: int | None = None
@@ -89,7 +89,7 @@ class Cluster:
         return int(self.node_gpus.sum())
 
     def describe(self) -> str:
-        """One line for reports: `64 GPUs: 8 nodes x 8, 1 rack`."""
+        """One line for reports, such as `64 GPUs: 8 nodes x 8, 1 rack`."""
         counts = np.bincount(self.node_kind, minlength=len(self.kinds))
         parts = [
             f"{count} node{'s' * (count != 1)} x {kind.gpus}{' ' + kind.gpu_type if kind.gpu_type else ''}"
@@ -127,9 +127,9 @@ def build(name: str, groups: list[tuple[NodeKind, int, list[int]]], links: Mappi
 
 
 def _same_for_gangs(kind: NodeKind, known: list[NodeKind]) -> int:
-    """The position of a kind that differs only in CPUs and host memory, which a gang may span; else the next one.
+    """The position of a kind that differs only in CPUs and host memory, so that a gang may span both; else a new one.
 
-    Such nodes count as having what the poorest of them has: nobody is promised more.
+    Such nodes count as having what the poorest of them has, so that no job is promised more.
     """
     for at, other in enumerate(known):
         if replace(other, cpus=kind.cpus, memory_gib=kind.memory_gib) == kind:
@@ -148,7 +148,7 @@ def uniform(name: str, racks: int, nodes_per_rack: int, kind: NodeKind) -> Clust
 
 
 def from_short_form(text: str) -> Cluster | None:
-    """`8x8` = 8 nodes x 8 GPUs, `4x8x8` = 4 racks x 8 nodes x 8 GPUs; None when the text is not of that form."""
+    """`8x8` is 8 nodes x 8 GPUs, `4x8x8` is 4 racks x 8 nodes x 8 GPUs; None if the text is not of that form."""
     if not re.fullmatch(r"\d{1,99}(x\d{1,99}){1,2}", text):
         return None
     numbers = [int(part) for part in text.split("x")]
@@ -199,7 +199,7 @@ _LINK_KEYS = ("preset", "bandwidth_gbps", "latency_us")
 
 
 def from_toml(text: str, name: str) -> Cluster:
-    """A real cluster: `[[node]]` tables of equal nodes and `[link.TIER]` tables; docs/clusters.md has the reference."""
+    """A real cluster: `[[node]]` tables of equal nodes and `[link.TIER]` tables. docs/clusters.md has the reference."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

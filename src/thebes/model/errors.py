@@ -1,4 +1,4 @@
-"""The one kind of error a user is meant to read.
+"""The one kind of error that a user is meant to read.
 
 Anything that a person can cause (a bad file, an unknown name, a job that can never fit) raises `UserError`: one message
 that says what is wrong, where, and what to do next. The command line prints it without a traceback and exits with 2.
@@ -23,7 +23,7 @@ class UserError(Exception):
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """`did you mean 'x'?` for the closest valid name, or the list of valid names when none is close."""
+    """`did you mean 'x'?` for the closest valid name, or the list of valid names if none is close."""
     names = sorted(valid)
     close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
     if close:

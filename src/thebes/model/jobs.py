@@ -1,8 +1,8 @@
-"""The job table: one record per job of the workload, what was asked for first, what happened to it after that.
+"""The job table has one record per job of the workload: first what was asked for, then what happened to it.
 
-It is the state that is touched at every event, so it is one flat array that compiled code and NumPy share. Running work
-is never counted up second by second: a record holds the instant from which a job has been running, and what it had done
-before that; what it has done by now follows. So an event touches only the jobs that it is about.
+Every event touches this state, so it is one flat array that compiled code and NumPy share. Running work is never
+counted up second by second: a record holds the instant from which a job has been running, and what it had done before
+that; what it has done by now follows. So an event touches only the jobs that it is about.
 """
 
 from __future__ import annotations
@@ -12,66 +12,73 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import Record, Records, inner
+from thebes.model.compiled import Record, Records, inlined, inner
 
-# Where a job is in its life.
+# The phases in the life of a job.
 UNSUBMITTED, WAITING, HELD, FINISHED = range(4)
 
 NEVER = np.inf
 
 JOB = np.dtype(
     [
-        # what was asked for
+        # What every decision reads of every running job lies together, so that it is fetched together.
+        ("phase", np.int64),
         ("gpus", np.int64),
-        ("min_gpus", np.int64),  # an elastic job runs on anything between these two; most take exactly what they asked
+        ("width", np.int64),  # GPUs that it holds; what it asked for while it waits
+        ("node_kind", np.int64),
+        ("rank", np.int64),  # its place in the simulator's own order (see thebes.sim.lines)
+        ("key", np.float64),
+        ("event_s", np.float64),  # its next event (see thebes.sim.calendar)
+        ("event_at", np.int64),
+        # the number of the job, which stays the same for ever, while rows are given up and numbered again
+        ("id", np.int64),
+        # what was asked for
+        ("min_gpus", np.int64),  # an elastic job runs on anything between these two, others on what they asked for
         ("max_gpus", np.int64),
         ("submit_s", np.float64),
         ("work_s", np.float64),  # seconds of running at full speed
-        ("kinds", np.int64),  # bit k set: node kind k will do
+        ("kinds", np.int64),  # bit k is set if node kind k will do
         ("skew", np.float64),  # share of the largest tensor in the model
         ("state_gib", np.float64),  # what a checkpoint has to write
         ("memory_gib", np.float64),  # of each of its GPUs
-        ("model", np.int64),  # number of its model in this world: neighbours disturb each other by model
+        ("model", np.int64),  # number of its model in this world, because neighbours disturb each other by model
         ("utilisation", np.float64),  # share of a GPU's time that it computes when alone
         ("profile", np.int64),  # first row of its profiles (see thebes.model.profiles)
         ("full_s", np.float64),  # the iteration that counts as speed 1, on the GPUs it asked for
         ("asked_plan", np.int64),  # its own execution plan (thebes.model.plan); NO_PLAN where plans play no part
         ("asked_cpus", np.int64),  # for each of its GPUs
         ("asked_profile", np.int64),  # the first row of profiles of that plan, with these CPUs
-        ("guaranteed", np.bool_),  # its tenant's quota vouches for its speed; else it takes what is left
-        ("best_tier", np.int64),  # the narrowest network it could be placed in, on an idle cluster
+        ("guaranteed", np.bool_),  # its tenant's quota guarantees its speed; otherwise it takes what is left
+        ("best_tier", np.int64),  # the narrowest network in which it could be placed, on an idle cluster
         ("min_nodes", np.int64),
-        ("want_nodes", np.int64),  # spread evenly over exactly so many nodes; 0: as the placement likes
+        ("want_nodes", np.int64),  # spread evenly over exactly so many nodes; 0 leaves it to the placement
         ("priority", np.int64),  # higher goes first, before the policy's own order
         ("tenant", np.int64),  # position in the table's quotas
-        ("suspend_s", np.float64),  # what a suspension and a resume are expected to cost: measured when live
+        ("suspend_s", np.float64),  # the expected cost of a suspension and of a resume, which is measured when live
         ("resume_s", np.float64),
         ("first_slot", np.int64),  # its GPUs are slots[first_slot : first_slot + width] while it holds any
         ("gang_class", np.int64),  # jobs of one class fit, or do not fit, alike
-        # where it is
-        ("phase", np.int64),
-        ("width", np.int64),  # GPUs that it holds; what it asked for while it waits
-        ("share", np.float64),  # of each GPU; below 1 others sit there too
-        ("plan", np.int64),  # under which it runs, or ran last; the asked one before that
-        ("plan_profile", np.int64),  # where its plan, with its CPUs, stands in the profiles
+        # where the job is
+        ("share", np.float64),  # of each GPU; if it is below 1, other jobs sit there too
+        ("plan", np.int64),  # the plan under which it runs, or ran last; before that, the one it asked for
+        ("plan_profile", np.int64),  # where the profiles have its plan with its CPUs
         ("cpus", np.int64),  # held with each of its GPUs
-        ("host_gib", np.float64),  # host memory, likewise
+        ("host_gib", np.float64),  # host memory, for each GPU
         ("since_s", np.float64),  # when this wait, or this hold, began
-        ("saved_s", np.float64),  # a suspended job cannot run again before its state is written
+        ("saved_s", np.float64),  # a suspended job cannot run again before this instant, when its state is written
         ("ready_s", np.float64),  # when this hold's GPUs are clear and the job's own state is written
         ("run_from_s", np.float64),  # when this hold's work began, after waiting for GPUs and restoring
-        ("finish_s", np.float64),  # when it ends if left alone; when it ended
+        ("finish_s", np.float64),  # when it ends if left alone, or when it ended
         ("speed", np.float64),  # work done per running second, since `paced_s`
-        ("paced_s", np.float64),  # when that speed began: with the run, or when a neighbour came or went
-        ("booked_s", np.float64),  # up to when idle and overhead time of this hold are in the account
-        ("talk_share", np.float64),  # of each running second, at that speed: communication that compute does not hide
-        ("touched", np.bool_),  # its speed has to be looked at again before this instant is over
+        ("paced_s", np.float64),  # since when it has this speed: the start of the run, or a neighbour's coming or going
+        ("booked_s", np.float64),  # idle and overhead time of this hold are in the account up to this instant
+        ("talk_share", np.float64),  # share of each running second in exposed communication, at that speed
+        ("touched", np.bool_),  # its speed has to be worked out again before this instant is over
         ("tier", np.int64),
-        ("node_kind", np.int64),
         ("nodes", np.int64),
-        # what it has done: the first four up to `paced_s`, the others up to the beginning of this hold
+        # what the job has done: the first four up to `paced_s`, the others up to the beginning of this hold
         ("left_s", np.float64),  # work still to do
-        ("kept_left_s", np.float64),  # work still to do if it were killed: since the last periodic checkpoint
+        ("kept_left_s", np.float64),  # work still to do if it were killed: the last periodic checkpoint counts
         ("progress_s", np.float64),  # work done, all holds
         ("talked_s", np.float64),  # running time that went into communication, all holds
         ("executed_s", np.float64),  # running time, all holds
@@ -82,7 +89,7 @@ JOB = np.dtype(
         ("first_start_s", np.float64),
         ("queue", np.int64),
         ("queue_since_s", np.float64),  # when it came into that queue
-        # counts
+        # counts of events
         ("holds", np.int64),
         ("preemptions", np.int64),
         ("promotions", np.int64),
@@ -90,17 +97,12 @@ JOB = np.dtype(
         ("migrations", np.int64),
         ("resizes", np.int64),
         ("reconfigurations", np.int64),  # another plan on as many GPUs
-        # the account of the GPU-seconds it held
+        # the account of the GPU-seconds that it held
         ("useful_gpu_s", np.float64),
         ("overhead_gpu_s", np.float64),
         ("lost_gpu_s", np.float64),
         ("idle_gpu_s", np.float64),
         ("spread_gpu_s", np.float64),  # the useful part on more nodes than it needs
-        # the simulator's own order and calendar (see thebes.sim.calendar and thebes.sim.lines)
-        ("rank", np.int64),
-        ("key", np.float64),
-        ("event_s", np.float64),
-        ("event_at", np.int64),
     ]
 )
 
@@ -123,7 +125,7 @@ def without_quotas(tenants: int = 1) -> NDArray[np.int64]:
 
 @inner
 def running_s(job: Record, now_s: float) -> float:
-    """Seconds that a job has been running in this hold; restoring and waiting for GPUs do not count."""
+    """Seconds for which a job has been running in this hold; restoring and waiting for GPUs do not count."""
     if job.phase == HELD and now_s > job.run_from_s:
         return now_s - job.run_from_s
     return 0.0
@@ -131,7 +133,7 @@ def running_s(job: Record, now_s: float) -> float:
 
 @inner
 def paced_for_s(job: Record, now_s: float) -> float:
-    """Seconds that a job has been running at its present speed."""
+    """Seconds for which a job has been running at its present speed."""
     if job.phase == HELD and now_s > job.paced_s:
         return now_s - job.paced_s
     return 0.0
@@ -150,6 +152,13 @@ def remaining_s(job: Record, now_s: float) -> float:
 
 
 @inner
+def copy_numbers(source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+    """Write `source` at the beginning of `target`."""
+    for i in range(source.size):
+        target[i] = source[i]
+
+
+@inlined
 def gpus_of(table: JobTable, row: int) -> NDArray[np.int64]:
     """The slots of one job: the GPUs it holds, sorted."""
     job = table.jobs[row]

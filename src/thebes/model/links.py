@@ -1,8 +1,8 @@
-"""Links by name, and whole networks made of them: how wide and how slow each tier of a cluster is.
+"""Links by name, and whole networks made of them: the bandwidth and latency of each tier of a cluster.
 
-Bandwidths are one direction, in gigabits per second (bits, as networks are sold): what a transfer really gets, not what
-the label says. Inside a node the figure is per GPU, between nodes it is per network card. Latency is one step of a
-collective over the link, with the library's own work, in the order of NCCL's tuning constants.
+Bandwidths are one direction, in gigabits per second (bits, as networks are sold): they are what a transfer really gets,
+not what the label says. Inside a node the figure is per GPU, between nodes it is per network card. Latency is one step
+of a collective over the link, with the library's own work, in the order of NCCL's tuning constants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from thebes.model.errors import UserError, nearest
 if TYPE_CHECKING:
     from thebes.model.cluster import Cluster
 
-# How far apart the GPUs of one job sit, nearest first: the unit of every distance in Thebes.
+# How far apart the GPUs of one job sit, nearest first. This is the unit of every distance in Thebes.
 TIERS = ("group", "node", "rack", "cluster")
 
 _BITS = 8  # per byte
@@ -35,8 +35,8 @@ def _usable(gigabytes_per_s: float, latency_us: float) -> Link:
     return Link(gigabytes_per_s * _BITS, latency_us)
 
 
-# GB/s that a transfer gets, and microseconds per step. NVLink, PCIe and InfiniBand as in NCCL's tuning tables
-# (Simple protocol); Ethernet from 100 Gb/s up with RDMA, below that with TCP. 10 GbE as measured behind Ada-SRSF
+# GB/s that a transfer gets, and microseconds per step. NVLink, PCIe and InfiniBand are as in NCCL's tuning tables
+# (Simple protocol); Ethernet has RDMA from 100 Gb/s up, and TCP below. 10 GbE is as measured behind Ada-SRSF
 # (arXiv 2002.10105): 0.856 ms per MB, about 0.7 ms for an all-reduce that goes round eight nodes.
 PRESETS: Mapping[str, Link] = {
     "nvlink2": _usable(120, 3.4),
@@ -54,7 +54,7 @@ PRESETS: Mapping[str, Link] = {
     "400gbe": _usable(44, 15),
 }
 
-# Network -> (link inside nodes, link between nodes, in a rack and across).
+# Network -> (link inside nodes, link between nodes in a rack and across racks).
 NETWORKS: Mapping[str, tuple[str, str]] = {
     "10gbe": ("pcie3", "10gbe"),
     "25gbe": ("pcie3", "25gbe"),
@@ -81,12 +81,12 @@ def network(name: str) -> dict[str, Link]:
 
 
 def with_network(cluster: Cluster, name: str) -> Cluster:
-    """The same nodes, wired as the named network says, whatever their own links were."""
+    """The same nodes with the links of the named network, whatever their own links were."""
     return replace(cluster, links=network(name))
 
 
 def check_links(links: Mapping[str, Link], where: str) -> None:
-    """Refuse links that cannot be: not positive, or wider apart yet faster.
+    """Refuse links that cannot be: not positive, or faster though wider.
 
     What leaves a node passes the links inside it first (a network card hangs on PCIe), so no wider tier can carry more
     than a narrower one.

@@ -1,8 +1,8 @@
-"""Who holds which GPU, with an index that answers "the fullest node with room for w" in constant time.
+"""Which job holds which GPU, with an index that finds "the fullest node with room for w" in constant time.
 
 For each node kind and each number of free GPUs there is a set of nodes, kept as a two-level bitmap: the lowest node of
 a set is found in a few word operations even with 100,000 nodes, and always the same node is found. All functions are
-compiled; they work on one `Machine`, a tuple of arrays, in place. Whoever wants to try something out copies it first.
+compiled; they work on one `Machine`, a tuple of arrays, in place. To try something out, copy it first.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
-from thebes.model.compiled import Records, compiled, inner, plain
+from thebes.model.compiled import Records, compiled, inlined, inner, maker, plain
 
 FREE = -1
-UNKNOWN_GPU_MEMORY_GIB = 32.0  # matters only where jobs share a GPU
-BLOCKED = -2  # of a node that is down or drained: nobody's, and not to be had
-# Typed constants: Numba would compile a function anew for each literal that it is called with.
+UNKNOWN_GPU_MEMORY_GIB = 32.0  # it matters only where jobs share a GPU
+BLOCKED = -2  # the owner of GPUs on a node that is down or drained: they cannot be had
+# Typed constants, because Numba would compile a function again for each literal in a call.
 ZERO: Any = np.int64(0)
 NONE: Any = np.int64(-1)
 
 
 NODE = np.dtype(
     [
-        ("first", np.int64),  # its first GPU; the others follow
+        ("first", np.int64),  # its first GPU, which the others follow
         ("gpus", np.int64),
         ("node_kind", np.int64),
         ("rack", np.int64),
         ("free", np.int64),
-        ("cpus", np.float64),  # infinite where the cluster does not say: then nobody can have too many
+        ("cpus", np.float64),  # infinite where the cluster does not say, so that no job can have too many
         ("host_gib", np.float64),
     ]
 )
@@ -38,8 +38,8 @@ GPU = np.dtype(
     [
         ("node", np.int64),
         ("group", np.int64),
-        ("owner", np.int64),  # job row, or FREE, or BLOCKED
-        ("clear_s", np.float64),  # until then the last owner is still writing its state out
+        ("owner", np.int64),  # a job row, or FREE, or BLOCKED
+        ("clear_s", np.float64),  # until then the last owner still writes its state out
     ]
 )
 KIND = np.dtype(
@@ -48,7 +48,7 @@ KIND = np.dtype(
 
 
 class Machine(NamedTuple):
-    """Records per node, GPU and kind, then the index. All integers have 64 bits: one compiled version of everything."""
+    """Records per node, GPU and kind, then the index. All integers have 64 bits, so one compiled version is enough."""
 
     nodes: Records
     gpus: Records
@@ -91,13 +91,16 @@ def machine_of(cluster: Cluster) -> Machine:
 
 
 def copy_of(machine: Machine) -> Machine:
-    """An independent copy, to try a decision out on."""
+    """An independent copy, on which to try a decision out."""
     return Machine._make(array.copy() for array in machine)
 
 
-@compiled
+@maker
 def copy_state(source: Machine, target: Machine) -> None:
-    """Make `target`, of the same cluster, equal to `source`."""
+    """Make `target`, of the same cluster, equal to `source`.
+
+    Number by number: to assign a whole array compiles a second and a half of checks on shapes, and their messages.
+    """
     for i in range(source.gpus.size):
         target.gpus[i].owner = source.gpus[i].owner
     for i in range(source.nodes.size):
@@ -105,11 +108,18 @@ def copy_state(source: Machine, target: Machine) -> None:
     for i in range(source.kinds.size):
         target.kinds[i].free = source.kinds[i].free
         target.kinds[i].total = source.kinds[i].total
-    target.rack_free[:] = source.rack_free
-    target.rack_level[:] = source.rack_level
-    target.level_nodes[:] = source.level_nodes
-    target.words[:] = source.words
-    target.summary[:] = source.summary
+    racks, kinds, levels = source.rack_level.shape
+    for kind in range(kinds):
+        for rack in range(racks):
+            target.rack_free[rack, kind] = source.rack_free[rack, kind]
+            for level in range(levels):
+                target.rack_level[rack, kind, level] = source.rack_level[rack, kind, level]
+        for level in range(levels):
+            target.level_nodes[kind, level] = source.level_nodes[kind, level]
+            for at in range(source.words.shape[2]):
+                target.words[kind, level, at] = source.words[kind, level, at]
+            for at in range(source.summary.shape[2]):
+                target.summary[kind, level, at] = source.summary[kind, level, at]
 
 
 _ONE, _ZERO, _ALL = np.uint64(1), np.uint64(0), np.uint64(2**64 - 1)
@@ -142,7 +152,7 @@ def _insert(m: Machine, node: int, level: int) -> None:
     m.rack_level[m.nodes[node].rack, kind, level] += 1
 
 
-@inner
+@inlined
 def _remove(m: Machine, node: int, level: int) -> None:
     kind, word = m.nodes[node].node_kind, node >> 6
     m.words[kind, level, word] &= ~(_ONE << np.uint64(node & 63))
@@ -150,6 +160,13 @@ def _remove(m: Machine, node: int, level: int) -> None:
         m.summary[kind, level, word >> 6] &= ~(_ONE << np.uint64(word & 63))
     m.level_nodes[kind, level] -= 1
     m.rack_level[m.nodes[node].rack, kind, level] -= 1
+
+
+@inner
+def listed_as(m: Machine, node: int, level: int) -> bool:
+    """Whether the index has this node among those with so many free GPUs."""
+    word = m.words[m.nodes[node].node_kind, level, node >> 6]
+    return (word >> np.uint64(node & 63)) & _ONE == _ONE
 
 
 @compiled
@@ -165,7 +182,7 @@ def set_free(m: Machine, node: int, free: int) -> None:
 
 @compiled
 def next_node(m: Machine, kind: int, level: int, start: int) -> int:
-    """The lowest node from `start` on, of this kind, with exactly `level` free GPUs; -1 when there is none."""
+    """The lowest node from `start` on, of this kind, with exactly `level` free GPUs; -1 if there is none."""
     num_words = m.words.shape[2]
     word = start >> 6
     if word >= num_words:
@@ -210,7 +227,7 @@ def take(m: Machine, job: int, node: int, count: int, out: NDArray[np.int64], at
     return at
 
 
-@inner
+@inlined
 def _best_group(m: Machine, first: int, last: int, need: int) -> int:
     """The group with the fewest free GPUs that still holds all of `need`, else the group with the most."""
     best, best_free = -1, 0
@@ -242,7 +259,7 @@ def occupy(m: Machine, job: int, gpus: NDArray[np.int64]) -> None:
 @inner
 def _assign(m: Machine, gpus: NDArray[np.int64], owner: int, sign: int) -> None:
     i = 0
-    while i < gpus.size:  # GPUs of one node stand together, so each node is re-indexed once
+    while i < gpus.size:  # GPUs of one node stand together, so that each node is indexed again only once
         node, start = m.gpus[gpus[i]].node, i
         while i < gpus.size and m.gpus[gpus[i]].node == node:
             m.gpus[gpus[i]].owner = owner
@@ -271,7 +288,7 @@ def nodes_spanned(m: Machine, gpus: NDArray[np.int64]) -> int:
 
 @compiled
 def tier_spanned(m: Machine, gpus: NDArray[np.int64]) -> int:
-    """Index into TIERS of the widest network that these GPUs have to cross."""
+    """The index into TIERS of the widest network that these GPUs have to cross."""
     tier = 0
     group, node = m.gpus[gpus[0]].group, m.gpus[gpus[0]].node
     for gpu in gpus:

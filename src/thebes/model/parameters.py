@@ -13,7 +13,7 @@ from thebes.model.errors import UserError, nearest
 
 
 def parameter(default: Any, doc: str, *, low: float = -math.inf, high: float = math.inf) -> Any:
-    """A dataclass field that `--set` can change; numbers (each number, of several) must lie in [low, high]."""
+    """A dataclass field that `--set` can change; numbers (of several, each) must lie in [low, high]."""
     return dataclasses.field(default=default, metadata={"doc": doc, "low": low, "high": high})
 
 
@@ -42,7 +42,7 @@ def parameters_of(owner: type) -> dict[str, ParameterInfo]:
 
 
 def configure(owner: type[Any], settings: dict[str, str], *, what: str) -> Any:
-    """An instance with these `--set` texts taken in; the error names the parameter and what it takes."""
+    """An instance with these `--set` texts applied; an error names the parameter and what it takes."""
     known = parameters_of(owner)
     values: dict[str, Any] = {}
     for key, text in settings.items():
@@ -78,7 +78,7 @@ def _parse(info: ParameterInfo, text: str, what: str) -> Any:
 
 
 def show_value(value: Any) -> str:
-    """A parameter's value as `--set` takes it."""
+    """A parameter's value in the form that `--set` takes."""
     if isinstance(value, tuple):
         return ",".join(f"{v:g}" for v in typing.cast("tuple[float, ...]", value)) or "none"
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""An execution plan: how a job divides its model and its batch over the GPUs that it holds (Rubick, arXiv 2408.08586).
+"""An execution plan says how a job divides its model and batch over the GPUs that it holds (Rubick, arXiv 2408.08586).
 
-The global batch of a job never changes, whatever its plan: accuracy is not the scheduler's to touch. A plan is written
-`dp2+tp4+pp2+ga4+gc`, `zero-dp8+ga2` or `zero-offload1+gc`; compiled code and Decisions carry it as one whole number.
+The global batch of a job never changes, whatever its plan, because a scheduler must not touch accuracy. A plan is
+written `dp2+tp4+pp2+ga4+gc`, `zero-dp8+ga2` or `zero-offload1+gc`; compiled code and Decisions carry it as one number.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from functools import cache
 
 from thebes.model.errors import UserError
 
-# What of the optimiser's state is divided over the data-parallel ranks (ZeRO), and whether it lives on the host.
+# Which part of the optimiser's state is divided over the data-parallel ranks (ZeRO), and whether it lives on the host.
 NO_ZERO, ZERO_DP, ZERO_OFFLOAD = range(3)
 _ZERO_NAMES = ("dp", "zero-dp", "zero-offload")
 
-# Families: what a job means by "my kind of plan". Sizes may change inside a family, the family may not.
+# Families are what a job means by "my kind of plan": sizes may change inside a family, but the family may not.
 DP, ZERO, OFFLOAD, SPLIT = "dp", "zero-dp", "zero-offload", "3d"
 FAMILIES = (DP, ZERO, OFFLOAD, SPLIT)
 
@@ -59,7 +59,7 @@ class Plan:
         return DP if self.tp == self.pp == 1 else SPLIT
 
     def like(self, other: Plan) -> bool:
-        """The same plan on another number of GPUs: only data-parallel size and accumulation differ."""
+        """Whether this is the same plan on other GPUs: only data-parallel size and accumulation may differ."""
         return (self.tp, self.pp, self.zero, self.gc) == (other.tp, other.pp, other.zero, other.gc)
 
     @property
@@ -78,7 +78,7 @@ class Plan:
 
 @cache
 def plan_of(code: int) -> Plan:
-    """The plan of a code; the code NO_PLAN has none."""
+    """The plan of a code. NO_PLAN is the code of no plan."""
     values: dict[str, int] = {}
     for name, bits in reversed(_BITS):
         values[name] = code & (1 << bits) - 1
@@ -87,7 +87,7 @@ def plan_of(code: int) -> Plan:
 
 
 def parse_plan(text: str, where: str = "plan") -> Plan:
-    """`dp2+tp4+pp2+ga4+gc` -> Plan; every word at most once."""
+    """`dp2+tp4+pp2+ga4+gc` -> Plan; every word may come once."""
     given: dict[str, int] = {}
     for word in text.strip().lower().split("+"):
         found = _WORDS.match(word)

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from thebes.model.compiled import compiled, inner
 
-# Shapes of one profile, in this order: 0 one group, 1 one node, then for n = 2, 3, … nodes: in one rack, across racks.
+# The shapes of a profile, in this order: 0 one group, 1 one node, then for n = 2, 3, … nodes: in one rack, across
+# racks.
 GROUP_SHAPE, NODE_SHAPE = 0, 1
-# Narrowest tier that each pair of shapes belongs to: positions in thebes.model.cluster.TIERS.
+# The narrowest tier to which each pair of shapes belongs: positions in thebes.model.cluster.TIERS.
 TIER_GROUP, TIER_NODE, TIER_RACK, TIER_CLUSTER = range(4)
 
 
@@ -28,7 +29,7 @@ class Profiles(NamedTuple):
     compute_s: NDArray[np.float64]
     inner_s: NDArray[np.float64]
     wire_s: NDArray[np.float64]
-    gamma: NDArray[np.float64]  # one cell: how well communication hides behind compute, 1 not at all
+    gamma: NDArray[np.float64]  # one cell: how well communication hides behind compute; 1 means not at all
 
 
 @compiled
@@ -51,8 +52,8 @@ def shape_table(most_nodes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 @inner
 def iteration_s(p: Profiles, row: int, shape: int, slow: float) -> float:
     """Seconds of one iteration when transfers over the wires take `slow` times as long as alone.
-
-    The power form of Pollux (OSDI'21): gamma 1 adds compute and communication up, a large gamma hides the shorter.
+    This is the power form of Pollux (OSDI'21): gamma 1 adds compute and communication, a large one hides the shorter.
+        The power form of Pollux (OSDI'21): gamma 1 adds compute and communication up, a large gamma hides the shorter.
     """
     at = p.first[row] + shape
     compute_s: Any = p.compute_s[at]
@@ -70,5 +71,5 @@ def iteration_s(p: Profiles, row: int, shape: int, slow: float) -> float:
 
 @inner
 def profile_row(first_row: int, min_gpus: int, gpus: int, kinds: int, kind: int) -> int:
-    """The row of a job's profile on so many GPUs of this kind: rows go by GPUs, then by kind."""
+    """The row of a job's profile on so many GPUs of this kind: rows are ordered by GPUs, then by kind."""
     return first_row + (gpus - min_gpus) * kinds + kind

@@ -1,6 +1,6 @@
-"""A workload: the jobs somebody submitted, in the nine common columns that every reader produces.
+"""A workload: the jobs that people submitted, in the common columns that every reader produces.
 
-The frame is the exchange form (files, statistics, reports). The simulator turns it into flat arrays once, at its door.
+The frame is the form for files, statistics and reports. The simulator turns it into flat arrays once, at its door.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Trace:
 
     @classmethod
     def of(cls, name: str, columns: Mapping[str, Sequence[Any]]) -> Trace:
-        """A trace from some of the columns, in order of submission; nothing is known of the others."""
+        """A trace from some of the columns, in order of submission; the others are unknown."""
         unknown = [
             pl.lit(None, dtype=kind).alias(other) for other, kind in TRACE_SCHEMA.items() if other not in columns
         ]

@@ -1,12 +1,13 @@
 """All that a policy may see at one instant.
 
 `view.jobs` has the jobs that are alive as NumPy columns, in order of submission; position i is the same job in each.
-What a policy has not declared under `needs` is hidden: asking for it raises, so nobody reads a duration by accident.
+What a policy has not declared under `needs` is hidden: asking for it raises, so that no policy reads a duration by
+accident. What this world does not know raises as well (see `thebes.model.facts`): no column shows a guess.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,32 +16,34 @@ from numpy.typing import NDArray
 
 from thebes.model.cluster import Cluster
 from thebes.model.errors import UserError
+from thebes.model.facts import COMMUNICATION, DURATIONS, PLANS, PROFILES, PROGRESS, SIMULATED, Knowledge
 from thebes.model.jobs import HELD, JobTable
 from thebes.model.machine import Machine
 
-# What a policy can declare that it needs to know, beyond what any scheduler sees.
-DURATIONS = "durations"  # how long each job will run: oracles only
-DISTRIBUTION = "distribution"  # the total service of finished jobs
-PROFILES = "profiles"  # how fast each job would run in other places
-PLANS = "plans"  # how fast each job would run under every execution plan
-NEEDS = {
-    DURATIONS: "the run time of each job in advance (an oracle: cannot run live)",
-    DISTRIBUTION: "the service that finished jobs took",
-    PROFILES: "how fast each job would run in other places, from profiles of its model",
-    PLANS: "the speed and the memory of every execution plan, from a fitted model (simulation with --perf plans)",
-}
-
 
 class HiddenFromPolicy(UserError):  # noqa: N818 - reads as what it says
-    """A policy asked for what it did not declare."""
+    """The error for a policy that asked for what it did not declare."""
 
 
 class Sketch(NamedTuple):
-    """Room to try a decision out, kept between views so that a View costs nothing to make."""
+    """Room to try a decision out, kept between Views so that making a View costs nothing."""
 
     machine: Machine
     slots: NDArray[np.int64]
     mark: NDArray[np.bool_]  # per row of the job table
+
+
+class Board(NamedTuple):
+    """What compiled code works on; `fill`, `place` and the compiled policies take it whole.
+
+    The records hold what the columns hide (durations); compiled code keeps to what its policy declares, and
+    `tests/policy/test_policy_conduct.py` changes what is hidden and expects the same decisions.
+    """
+
+    table: JobTable
+    sketch: Sketch
+    strategy: Any  # thebes.placement.strategies.Strategy
+    gang_classes: int  # how many there are; they are numbered from 0 (`jobs.gang_class`)
 
 
 class JobsView:
@@ -53,15 +56,54 @@ class JobsView:
         now_s: float,
         needs: frozenset[str],
         tier_speeds: NDArray[np.float64] | None = None,
+        knowledge: Knowledge = SIMULATED,
     ) -> None:
+        self._table = table
         self._all = table.jobs
         self._tier_speeds = tier_speeds
-        self._needs = needs
+        self.knowledge = knowledge
+        self.needs = needs
         self._now_s = now_s
-        self.rows = rows  # rows of the job table: what a Decision names
+        self.rows = rows  # rows of the job table, which a Decision names
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def among(self, rows: NDArray[np.int64]) -> JobsView:
+        """The same columns over these rows of the job table only."""
+        return JobsView(self._table, rows, self._now_s, self.needs, self._tier_speeds, self.knowledge)
+
+    def held(self, position: int) -> NDArray[np.int64]:
+        """The GPUs that the job at this position holds now, ascending; none while it waits."""
+        job = self._all[self.rows[position]]
+        if job["phase"] != HELD:
+            return np.zeros(0, dtype=np.int64)
+        return self._table.slots[job["first_slot"] : job["first_slot"] + job["width"]].copy()
+
+    @cached_property
+    def id(self) -> NDArray[np.int64]:
+        """The number of each job, which stays the same for ever. Remember jobs by it; rows are numbered again."""
+        return self._all["id"][self.rows]
+
+    @cached_property
+    def kinds(self) -> NDArray[np.int64]:
+        """Node kinds that will do, as bits: bit k stands for `view.cluster.kinds[k]`."""
+        return self._all["kinds"][self.rows]
+
+    @cached_property
+    def node_kind(self) -> NDArray[np.int64]:
+        """The node kind of its present or last GPUs; meaningless before its first start."""
+        return self._all["node_kind"][self.rows]
+
+    @cached_property
+    def gang_class(self) -> NDArray[np.int64]:
+        """Jobs of one class fit, or do not fit, alike: as many GPUs, of the same kinds, in the same shape."""
+        return self._all["gang_class"][self.rows]
+
+    @cached_property
+    def queue(self) -> NDArray[np.int64]:
+        """The feedback queue that the last decision put it in."""
+        return self._all["queue"][self.rows]
 
     @cached_property
     def gpus(self) -> NDArray[np.int64]:
@@ -112,12 +154,12 @@ class JobsView:
 
     @cached_property
     def priority(self) -> NDArray[np.int64]:
-        """Set by the user, higher first; `fill` heeds it before the policy's own order."""
+        """The user's own number, higher first; `fill` heeds it before the policy's own order."""
         return self._all["priority"][self.rows]
 
     @cached_property
     def tenant(self) -> NDArray[np.int64]:
-        """On whose account: a position in `view.quotas`."""
+        """The tenant on whose account it runs: a position in `view.quotas`."""
         return self._all["tenant"][self.rows]
 
     @cached_property
@@ -167,12 +209,12 @@ class JobsView:
 
     @cached_property
     def best_tier(self) -> NDArray[np.int64]:
-        """The narrowest network that it could be placed in, on an idle cluster."""
+        """The narrowest network in which it could be placed, on an idle cluster."""
         return self._all["best_tier"][self.rows]
 
     @cached_property
     def model(self) -> NDArray[np.int64]:
-        """Number of its model: equal numbers, equal models."""
+        """Number of its model; jobs with equal numbers have equal models."""
         return self._all["model"][self.rows]
 
     @cached_property
@@ -198,7 +240,7 @@ class JobsView:
     @cached_property
     def speed(self) -> NDArray[np.float64]:
         """Measured: work per running second now, 1 at its best placement on an idle cluster; 0 while it waits."""
-        return np.where(self.running, self._all["speed"][self.rows], 0.0)
+        return self._measured(PROGRESS, "speed", np.where(self.running, self._all["speed"][self.rows], 0.0))
 
     @cached_property
     def _paced_for_s(self) -> NDArray[np.float64]:
@@ -206,28 +248,30 @@ class JobsView:
 
     @cached_property
     def ran_s(self) -> NDArray[np.float64]:
-        """All its running time, promotions or not."""
+        """All its running time, whether it was promoted or not."""
         return self._all["executed_s"][self.rows] + self._running_s
 
     @cached_property
     def progress_s(self) -> NDArray[np.float64]:
         """Measured: work done so far, in seconds at full speed."""
-        return self._all["progress_s"][self.rows] + self._paced_for_s * self._all["speed"][self.rows]
+        done_s = self._all["progress_s"][self.rows] + self._paced_for_s * self._all["speed"][self.rows]
+        return self._measured(PROGRESS, "progress_s", done_s)
 
     @cached_property
     def talked_s(self) -> NDArray[np.float64]:
         """Measured: running time that went into communication which compute did not hide."""
-        return self._all["talked_s"][self.rows] + self._paced_for_s * self._all["talk_share"][self.rows]
+        talked_s = self._all["talked_s"][self.rows] + self._paced_for_s * self._all["talk_share"][self.rows]
+        return self._measured(COMMUNICATION, "talked_s", talked_s)
 
     def speed_in(self, tier: int) -> NDArray[np.float64]:
         """Profiled: its speed on as few nodes as possible inside this tier, undisturbed; 0 where it cannot fit."""
         self._only_with(PROFILES, "speed_in()")
-        assert self._tier_speeds is not None
+        assert self._tier_speeds is not None  # a world that knows profiles passes them on
         return self._tier_speeds[self.rows, tier]
 
     @cached_property
     def plan(self) -> NDArray[np.int64]:
-        """Code (`thebes.plan_of`) of the execution plan that it runs under, ran under last, or asked for; 0: none."""
+        """Code (`thebes.plan_of`) of the execution plan of its present or last run, or that it asked for; 0: none."""
         return self._all["plan"][self.rows]
 
     @cached_property
@@ -247,7 +291,7 @@ class JobsView:
 
     @cached_property
     def guaranteed(self) -> NDArray[np.bool_]:
-        """Whether its tenant's quota vouches for the speed that it asked for; best effort otherwise."""
+        """Whether its tenant's quota guarantees the speed that it asked for; otherwise it is best effort."""
         return self._all["guaranteed"][self.rows]
 
     @cached_property
@@ -260,7 +304,8 @@ class JobsView:
     def iteration_s(self) -> NDArray[np.float64]:
         """Measured: seconds of one iteration as it runs now; 0 while it does not run."""
         speed = np.where(self._running_s > 0.0, self.speed, 0.0)
-        return np.divide(self._all["full_s"][self.rows], speed, out=np.zeros(len(self)), where=speed > 0.0)
+        known_s = np.divide(self._all["full_s"][self.rows], speed, out=np.zeros(len(self)), where=speed > 0.0)
+        return np.where(np.isnan(speed), np.nan, known_s)
 
     @cached_property
     def skew(self) -> NDArray[np.float64]:
@@ -279,47 +324,61 @@ class JobsView:
         self._only_with(DURATIONS, "remaining_s")
         return self._all["left_s"][self.rows] - self._paced_for_s * self._all["speed"][self.rows]
 
+    def _measured(self, fact: str, column: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Values of a measured fact; NaN for a job that has not run long enough to be measured."""
+        self.knowledge.demand(fact, f"jobs.{column}")
+        if self.knowledge.measured_after_s <= 0.0:
+            return values
+        return np.where(self.ran_s >= self.knowledge.measured_after_s, values, np.nan)
+
     def _only_with(self, need: str, column: str) -> None:
-        if need not in self._needs:
+        if need not in self.needs:
             why = "if it is meant to be an oracle" if need == DURATIONS else "to be shown it"
             raise HiddenFromPolicy(
                 f"view.jobs.{column} is hidden: the policy does not declare that it needs '{need}'.",
                 hint=f'Write needs = frozenset({{"{need}"}}) in the policy\'s class {why}.',
             )
+        self.knowledge.demand(need, f"jobs.{column}")
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """One instant."""
+    """All that a policy may see at one instant."""
 
     now_s: float
     cluster: Cluster
     jobs: JobsView
     machine: Machine
-    # What `fill` and the compiled orders work on. It holds secrets (durations): policies keep to the columns.
-    _table: JobTable
-    _sketch: Sketch
-    _strategy: Any
-    _gang_classes: int
+    board: Board  # for compiled code; a policy in Python uses the columns
     finished_gpu_s: NDArray[np.float64]  # service of finished jobs, in order of finish; empty unless declared
     memory: object = None  # what the policy's last Decision asked to remember
+    last_finish_s: float = -np.inf  # when a job last ended; policies are not asked while no job is alive
     tenants: tuple[str, ...] = ("",)  # names, by the numbers in `jobs.tenant`
     _plans: Any = None
+
+    def knows(self, fact: str) -> bool:
+        """Whether this world knows a fact of `thebes.model.facts`: "progress", "communication", …"""
+        return self.jobs.knowledge.knows(fact)
+
+    def among(self, rows: NDArray[np.int64], machine: Machine, memory: object) -> View:
+        """The same instant with only these jobs, on this machine, for a policy inside a policy."""
+        return replace(self, jobs=self.jobs.among(rows), machine=machine, memory=memory)
 
     @property
     def plans(self) -> Any:
         """The book of plans (`thebes.perf.plans.book.PlanBook`) of the models that `jobs.model` numbers."""
-        if self._plans is None:
+        if PLANS not in self.jobs.needs:
             raise HiddenFromPolicy(
                 f"view.plans is hidden: the policy does not declare that it needs '{PLANS}'.",
                 hint=f'Write needs = frozenset({{"{PLANS}"}}) in the policy\'s class to be shown it.',
             )
+        self.jobs.knowledge.demand(PLANS, "plans")
         return self._plans
 
     @property
     def quotas(self) -> NDArray[np.int64]:
         """GPUs that each tenant may hold at once."""
-        return self._table.quotas
+        return self.board.table.quotas
 
     @property
     def free_gpus(self) -> int:

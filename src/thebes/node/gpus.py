@@ -5,12 +5,16 @@ NVML is imported when it is first asked, so that machines without a GPU need nei
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from thebes.engine.contract import Gpu
 from thebes.model.errors import UserError
+from thebes.protocol.contract import Gpu
+from thebes.protocol.instance import Instance, write_json
 
 _WITHOUT = "`thebes up --virtual-gpus N` tries Thebes without GPUs"
 _HINT = f"`nvidia-smi` must list the GPUs first: if it does not, the driver needs repair; {_WITHOUT}"
@@ -94,3 +98,41 @@ def _str(text: str | bytes) -> str:
 
 def _text(error: Exception) -> str:
     return str(error).strip().lower() or type(error).__name__
+
+
+def node_gpus(instance: Instance, node: str, virtual: int | None) -> tuple[tuple[Gpu, ...], bool]:
+    """The node's GPUs and whether they are virtual, from config.json or the option."""
+    if virtual is not None:
+        return virtual_gpus(virtual), True
+    try:
+        nodes = json.loads(instance.config.read_bytes())["nodes"]
+        found = next(one for one in nodes if one["name"] == node)
+        count, is_virtual = int(found["gpus"]), bool(found.get("virtual", False))
+    except StopIteration:
+        raise UserError(f"{instance.config} names no node '{node}'") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{instance.config} cannot be used: {error}", hint="`thebes up` writes a new one") from None
+    if is_virtual:
+        return virtual_gpus(count), True
+    return _real_gpus(instance.nodes / node / "gpus.json", count), False
+
+
+def _real_gpus(path: Path, count: int) -> tuple[Gpu, ...]:
+    """GPUs by the numbers under which earlier agents knew them: jobs that live hold them by these."""
+    try:
+        known = [Gpu(**one) for one in json.loads(path.read_bytes())]
+    except (OSError, ValueError, TypeError):
+        known = []
+    try:
+        found = discover()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        found = ()
+    gpus = numbered(count, known, found)
+    if [gpu.uuid for gpu in gpus] != [gpu.uuid for gpu in known]:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_json(path, [asdict(gpu) for gpu in gpus])
+        except (OSError, UserError) as error:  # a full disk: jobs need an agent more than we need the file
+            print(error, file=sys.stderr)
+    return gpus

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from thebes.engine import wire
-from thebes.engine.home import HANDSHAKE_S, SealedReader, SealedWriter, parse_address
-from thebes.node.seal import NONCE_BYTES, VERSION, BadSeal, Seal, check_door
+from thebes.protocol import wire
+from thebes.protocol.seal import (
+    AGAIN_FIRST_S,
+    AGAIN_LAST_S,
+    CONNECT_S,
+    HANDSHAKE_S,
+    SILENT_S,
+    Caller,
+    LineSeal,
+    parse_address,
+)
+from thebes.protocol.sealed import SealedReader, SealedWriter
 
-CONNECT_S = 3.0
-AGAIN_FIRST_S, AGAIN_LAST_S = 0.1, 1.0
-# He says something every five seconds. One that is silent for longer is frozen or cut off, and another may lead by now.
-SILENT_S = 12.0
-
-Talk = Callable[[Any, Any], Awaitable[None]]
+Conversation = Callable[[Any, Any], Awaitable[None]]
 
 
 class _Impatient:
@@ -40,15 +43,15 @@ class _Impatient:
 
 
 class CallHome:
-    """Keeps one conversation with whoever leads."""
+    """One conversation with the controller that leads, kept up through breaks."""
 
     def __init__(
-        self, who: str, homes: Sequence[str], key: bytes, talk: Talk, heard: Callable[[], None] = lambda: None
+        self, who: str, homes: Sequence[str], key: bytes, talk: Conversation, heard: Callable[[], None] = lambda: None
     ) -> None:
-        self.who, self.homes, self._key = who, list(homes), key
+        self.caller = Caller(who, key)
+        self.homes = list(homes)
         self._talk, self._heard = talk, heard
-        self.epoch = 0  # the newest leader heard of
-        self.address = ""  # ours, as seen on the way to him
+        self.address = ""  # ours, as seen on the way to the controller
         self.trouble = ""
 
     async def keep_up(self) -> None:
@@ -78,16 +81,11 @@ class CallHome:
             with suppress(OSError):
                 writer.close()
 
-    async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Seal:
-        nonce = secrets.token_hex(NONCE_BYTES)
-        writer.write(wire.encode({"thebes": VERSION, "who": self.who, "nonce": nonce}))
+    async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> LineSeal:
+        writer.write(wire.encode(self.caller.hello()))
         line = await reader.readline()
         if not line:
             raise OSError("the door was shut")
-        answer = json.loads(line)
-        shaken = check_door(self._key, self.who, nonce, answer)
-        if answer["epoch"] < self.epoch:
-            raise BadSeal(f"a leader of the past: epoch {answer['epoch']}, we have heard of {self.epoch}")
-        self.epoch = answer["epoch"]
-        writer.write(wire.encode({"proof": shaken.caller_proof}))
-        return Seal(shaken.session, is_door=False)
+        answer, seal = self.caller.answer(json.loads(line))
+        writer.write(wire.encode(answer))
+        return seal

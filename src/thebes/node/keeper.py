@@ -1,7 +1,7 @@
 """The keeper of an instance: starts its controller and its agents, and starts again whichever dies.
 
 `python -m thebes.node.keeper DIR`. It is small and knows nothing of jobs. The controller has a standby between itself
-and the keeper, with its code loaded (`thebes.server.standby`). Parts that live already when it comes, from a
+and the keeper, with its code loaded (`thebes.instance.standby`). Parts that live already when it comes, from a
 keeper that was killed, are found by their locks, adopted and waited on by pidfd. SIGTERM stops the controller, then the
 agents; jobs have supervisors of their own and go on.
 """
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thebes.model.errors import UserError
-from thebes.node.instance import Instance, JsonLines, Lock, LockHeld, stop_process, wait_gone
+from thebes.protocol.instance import EventLog, Instance, Lock, LockHeld, stop_process, wait_gone
 
 YOUNG_S = 10.0  # a part that dies before this age is started again more and more slowly
 FIRST_DELAY_S = 0.2
@@ -36,7 +36,7 @@ TAIL_BYTES = 2000
 
 
 @dataclass
-class Part:
+class KeptProcess:
     """One process that should live. `name` is also that of its logs, and of its lock unless `lock` is another."""
 
     name: str
@@ -50,11 +50,11 @@ class Part:
     due_s: float = 0.0  # not to be started before
 
 
-def parts_of(instance: Instance, nodes: Sequence[str]) -> list[Part]:
+def parts_of(instance: Instance, nodes: Sequence[str]) -> list[KeptProcess]:
     python = (sys.executable, "-m")
     folder = str(instance.dir)
-    agents = [Part(f"agent-{node}", (*python, "thebes.node.agent", folder, node)) for node in nodes]
-    return [*agents, Part("controller", (*python, "thebes.server.standby", folder), lock="standby")]
+    agents = [KeptProcess(f"agent-{node}", (*python, "thebes.node.agent", folder, node)) for node in nodes]
+    return [*agents, KeptProcess("controller", (*python, "thebes.instance.standby", folder), lock="standby")]
 
 
 def node_names(instance: Instance) -> list[str]:
@@ -76,7 +76,7 @@ def node_names(instance: Instance) -> list[str]:
 class Keeper:
     """The loop: start what is due, wait until something ends or a signal comes."""
 
-    def __init__(self, instance: Instance, lock: Lock, parts: list[Part], log: JsonLines) -> None:
+    def __init__(self, instance: Instance, lock: Lock, parts: list[KeptProcess], log: EventLog) -> None:
         self.instance = instance
         self.lock = lock
         self.parts = parts
@@ -121,7 +121,7 @@ class Keeper:
         waits = [part.due_s - now for part in self.parts if part.pidfd < 0]
         return max(0.0, min([LOOK_S, *waits]))
 
-    def _start(self, part: Part) -> None:
+    def _start(self, part: KeptProcess) -> None:
         if self._adopt(part):
             return
         try:
@@ -143,7 +143,7 @@ class Keeper:
         self.poll.register(part.pidfd, select.POLLIN)
         self.log.write("started", part=part.name, pid=part.pid)
 
-    def _adopt(self, part: Part) -> bool:
+    def _adopt(self, part: KeptProcess) -> bool:
         """Take over a process that holds the lock of this part. Its pid is pinned before the lock is asked again."""
         with suppress(UserError, ProcessLookupError):
             lock = part.lock or part.name
@@ -160,7 +160,7 @@ class Keeper:
             return True
         return False
 
-    def _bury(self, part: Part) -> None:
+    def _bury(self, part: KeptProcess) -> None:
         self.poll.unregister(part.pidfd)
         os.close(part.pidfd)
         code = part.process.wait() if part.process else None
@@ -213,7 +213,7 @@ class Keeper:
                 stop_process(pid, self.instance.lock_path("controller"), patience_s=CONTROLLER_PATIENCE_S)
 
 
-def _delay_s(part: Part, longest_s: float) -> float:
+def _delay_s(part: KeptProcess, longest_s: float) -> float:
     """At once, unless it dies young: then twice as long each time."""
     return min(longest_s, FIRST_DELAY_S * 2 ** min(part.young_deaths - 1, 10)) if part.young_deaths else 0.0
 
@@ -287,7 +287,7 @@ def main(argv: Sequence[str]) -> int:
         print("usage: python -m thebes.node.keeper DIR", file=sys.stderr)
         return 2
     instance = Instance.at(argv[0])
-    log = JsonLines(instance.log / "keeper.jsonl")
+    log = EventLog(instance.log / "keeper.jsonl")
     try:
         with instance.hold_lock("keeper") as lock:
             log.write("keeping", pid=os.getpid())

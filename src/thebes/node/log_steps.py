@@ -1,17 +1,17 @@
-"""Reads step numbers from the lines of a log by the job's own pattern, for scripts that do not import `thebes.job`.
+"""Step numbers are read from the lines of a log by the job's own pattern, for scripts that do not import `thebes.job`.
 
-What is found goes into the attempt's `progress` file, as if the job had written it.
+What is found goes into the attempt's `progress` file, as if the job had written it. Agents and steps use this module;
+`re` is loaded for jobs with a pattern only, since it costs a step 1 MB.
 """
 
+# pathlib and contextlib would be loaded for these alone:
+# ruff: noqa: PTH116
 from __future__ import annotations
 
-import re
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import os
+from _signal import ITIMER_VIRTUAL, SIGVTALRM, setitimer, signal  # pyright: ignore[reportMissingImports]
 
-from thebes.node.attempt import read_log
+from thebes.protocol.log_file import read_log
 
 PIECE_BYTES = 1 << 20
 LINE_BYTES = 4096
@@ -25,21 +25,23 @@ class TooSlow(Exception):  # noqa: N818 - reads as what it says
 class LogSteps:
     """Follows one log. Not for threads: the time limit is an alarm signal."""
 
-    def __init__(self, path: Path, pattern: str, *, from_end: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], pattern: str, *, from_end: bool = False) -> None:
+        import re
+
         self.path = path
         self.pattern = re.compile(pattern)
         self._rest = b""
         self._offset = 0
         if from_end:  # the agent is new, the log is old: the last step is enough
             try:
-                self._offset = max(0, path.stat().st_size - PIECE_BYTES)
+                self._offset = max(0, os.stat(path).st_size - PIECE_BYTES)
             except OSError:
                 self._offset = 0
 
     def newest(self) -> int | None:
         """The last step in the lines written since the last call; None when there is none."""
         try:
-            if self.path.stat().st_size == self._offset:
+            if os.stat(self.path).st_size == self._offset:
                 return None
             data, self._offset = read_log(self.path, self._offset, PIECE_BYTES)
         except OSError:
@@ -47,12 +49,21 @@ class LogSteps:
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest[-LINE_BYTES:]
         found: int | None = None
-        with _alarm(PATIENCE_S):
+        before = signal(SIGVTALRM, _ring)  # the regular expression engine looks for signals as it goes
+        setitimer(ITIMER_VIRTUAL, PATIENCE_S)
+        try:
             for line in lines:
                 match = self.pattern.search(line[:LINE_BYTES].decode("utf-8", "replace"))
                 step = _step(match.group(1)) if match else None
                 found = found if step is None else step
+        finally:
+            setitimer(ITIMER_VIRTUAL, 0)
+            signal(SIGVTALRM, before)
         return found
+
+
+def _ring(*_: object) -> None:
+    raise TooSlow
 
 
 def _step(text: str | None) -> int | None:
@@ -60,17 +71,3 @@ def _step(text: str | None) -> int | None:
         return int(float((text or "").replace(",", "").replace("_", "")))
     except (ValueError, OverflowError):
         return None
-
-
-@contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
-    def ring(*_: object) -> None:
-        raise TooSlow
-
-    before = signal.signal(signal.SIGVTALRM, ring)  # the regular expression engine looks for signals as it goes
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)

@@ -1,8 +1,8 @@
-"""One NVIDIA MPS control daemon per node, so that jobs packed on one GPU run their kernels side by side.
+"""One NVIDIA MPS control process per node, so that jobs packed on one GPU run their kernels side by side.
 
-The daemon lives in a private directory: a job comes under it only through the environment given here, and any other
-daemon of the machine is left alone. A process under MPS cannot be suspended by the driver (see `cuda.py`), so a GPU is
-either packed or time-sliced.
+The control process lives in a private directory: a job comes under it only through the environment given here, and any
+other one of the machine is left alone. A process under MPS cannot be suspended by the driver (see `cuda.py`), so a GPU
+is either packed or time-sliced.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _LONGEST_NAME = len("/control_privileged.lock")
 
 
 class MpsUnavailable(UserError):  # noqa: N818 - reads as what it says
-    """MPS cannot be used here; says why and what to do."""
+    """MPS cannot be used here; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Mps:
-    """Where a daemon lives. Nothing else is remembered: whether it runs is asked from it."""
+    """Where a control process lives. Whether it runs is not remembered here, but asked from it."""
 
     directory: Path
 
@@ -44,7 +44,7 @@ class Mps:
 
 
 def start(directory: Path, *, program: str = PROGRAM, gpu_uuids: Sequence[str] = ()) -> Mps:
-    """Start the daemon below this directory, or find it running there. It survives the caller, as jobs do."""
+    """Start the control process below this directory, or find it running there. It survives the caller, as jobs do."""
     mps = Mps(directory.absolute())
     found = _program(program)
     _check_length(mps)
@@ -55,7 +55,7 @@ def start(directory: Path, *, program: str = PROGRAM, gpu_uuids: Sequence[str] =
     env = _environment(mps)
     if gpu_uuids:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_uuids)
-    # Into a file: the daemon may keep what it inherits open, and a pipe would then never end.
+    # This goes into a file: the control process may keep what it inherits open, and a pipe would then never end.
     told = mps.logs / "start.log"
     try:
         with told.open("wb") as out:
@@ -76,19 +76,19 @@ def start(directory: Path, *, program: str = PROGRAM, gpu_uuids: Sequence[str] =
 
 
 def stop(mps: Mps, *, program: str = PROGRAM, clients_end_within_s: int = 10, answer_s: float = ANSWER_S) -> None:
-    """End the daemon and its servers, and after this time the clients that still run. Harmless if it is gone."""
+    """End the control process and its servers, and after this time the clients that still run; it may be gone."""
     _ask(mps, f"quit -t {clients_end_within_s}", program, answer_s + clients_end_within_s)
 
 
 def healthy(mps: Mps, *, program: str = PROGRAM) -> bool:
-    """Whether the daemon answers."""
+    """Whether the control process answers."""
     return _ask(mps, "get_server_list", program, ANSWER_S) is not None
 
 
 def client_env(
     mps: Mps, *, thread_percentage: float | None = None, memory_limits_gib: Mapping[int, float] | None = None
 ) -> dict[str, str]:
-    """What a job needs in its environment to run under this daemon.
+    """What a job needs in its environment to run under this control process.
 
     `thread_percentage` caps the share of each GPU's processors; `memory_limits_gib` caps its memory, by the number of
     the GPU as the job counts them. Without limits packed jobs compete freely.
@@ -107,7 +107,7 @@ def client_env(
 
 
 def _ask(mps: Mps, command: str, program: str, timeout_s: float) -> str | None:
-    """The daemon's answer to one command; None when it does not answer."""
+    """The answer of the control process to one command; None if there is no answer."""
     if not mps.pipes.is_dir():
         return None
     try:
@@ -124,7 +124,7 @@ def _ask(mps: Mps, command: str, program: str, timeout_s: float) -> str | None:
 
 
 def _environment(mps: Mps) -> dict[str, str]:
-    # A caller that is a client of some other daemon, or sees some GPUs only, must not pass that on.
+    # A caller that is a client of some other control process, or sees only some GPUs, must not pass that on.
     env = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}
     return env | {"CUDA_MPS_PIPE_DIRECTORY": str(mps.pipes), "CUDA_MPS_LOG_DIRECTORY": str(mps.logs)}
 

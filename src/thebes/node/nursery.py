@@ -1,4 +1,4 @@
-"""Starts supervisors quickly: one process that has loaded all they need forks them on demand.
+"""The nursery starts supervisors quickly: one process that has loaded all they need forks them on demand.
 
 It belongs to one agent and ends with it; the supervisors it has forked go on.
 """
@@ -14,7 +14,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
+from thebes.node import bare
+
 NURSERY_S = 3.0  # it answers in 2 ms unless it hangs
 NEW_NURSERY_S = 20.0  # it must start first, perhaps on a machine that can hardly breathe
 
@@ -23,11 +24,10 @@ class Nursery:
     """The process and how to ask it. Used by one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
-        self.script = folder / f"supervisor-{sys.implementation.cache_tag}.pyc"
         try:
-            py_compile.compile(str(SUPERVISOR), cfile=str(self.script), doraise=True, optimize=1)
+            self.script = bare.install(bare.SUPERVISOR_FILES, folder)
         except (OSError, py_compile.PyCompileError):
-            self.script = SUPERVISOR
+            self.script = bare.PACKAGE / f"{bare.SUPERVISOR}.py"
         self.limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.process = self._start()
 
@@ -48,7 +48,7 @@ class Nursery:
         for patience_s in (NURSERY_S, NEW_NURSERY_S):
             with suppress(BrokenPipeError):
                 self.process.stdin.write(os.fsencode(attempt) + b"\0")  # type: ignore[union-attr]
-                ready, _, _ = select.select([self.process.stdout], [], [], patience_s)
+                ready, _, _ = select.select([self.process.stdout], [], [], patience_s)  # type: ignore[list-item]
                 answer = self.process.stdout.readline() if ready else b""  # type: ignore[union-attr]
                 if answer:
                     return int(answer)

@@ -1,21 +1,36 @@
 """What a node need not keep for ever: folders of attempts that were forgotten long ago, and fences of their jobs.
 
-Finding is apart from removing, so that whoever removes can make sure that nobody is just using it. Only
+Finding is apart from removing, so that the remover can make sure that an attempt is not in use. Only
 `nodes/NODE/attempts` and `nodes/NODE/fence` are looked at: checkpoints are the users'.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from thebes.node.attempt import AttemptDir, lock_holder
+from thebes.protocol.attempt import AttemptDir, lock_holder
 
 KEEP_ATTEMPTS_S = 30 * 86_400.0  # after their end; their logs go with them
+TIDY_EVERY_S = 86_400.0
+TIDY_AT_ONCE = 1000  # removals; what is left over waits for the next go
+TIDY_AGAIN_S = 60.0
+
+
+async def keep_tidy(remove: Callable[[float, int], Awaitable[int]]) -> None:
+    """For ever: remove what is too old to be kept, at the start and then daily; in portions, so that nobody notices.
+
+    `remove` is told before when (Unix seconds) and how many at most, and says how many it were.
+    """
+    while True:
+        removed = await remove(time.time() - KEEP_ATTEMPTS_S, TIDY_AT_ONCE)
+        await asyncio.sleep(TIDY_EVERY_S if removed < TIDY_AT_ONCE else TIDY_AGAIN_S)
 
 
 def old_attempts(attempts: Path, opened: Path, *, before_s: float, limit: int) -> list[AttemptDir]:

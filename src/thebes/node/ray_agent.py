@@ -29,11 +29,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from thebes.engine.contract import Gpu
 from thebes.model.errors import UserError
 from thebes.node import gpus as gpu_discovery
-from thebes.node.clock import boot_s
-from thebes.node.instance import Instance, JsonLines, stop_process, write_json
+from thebes.protocol.clock import boot_s
+from thebes.protocol.contract import Gpu
+from thebes.protocol.instance import EventLog, Instance, stop_process, write_json
 
 LOOK_EVERY_S = 0.5
 AGAIN_FIRST_S, AGAIN_LAST_S = 0.5, 10.0
@@ -44,8 +44,8 @@ SUBREAPER = "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"
 
 
 class NodeKeeper:
-    """Keeps the agent of one node. `alive` asks the head whether this node is one of its own; it may block. `done` ends
-    the actor: no controller wants it.
+    """The keeper of one node's agent. `alive` asks the head whether this node is one of its own; it may block. `done`
+    ends the actor, because no controller wants it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class NodeKeeper:
         self.alive, self.done = alive, done
         self.gone = self.instance.run / "gone"  # left by an agent that went because nobody needs it
         self.head_file = self.instance.run / "head"
-        self.log = JsonLines(self.instance.log / "actor.jsonl")
+        self.log = EventLog(self.instance.log / "actor.jsonl")
         self.trouble = ""
         self.started_s = 0.0  # when an agent was last started, monotonic
         self.wait_s = AGAIN_FIRST_S

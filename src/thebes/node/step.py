@@ -3,7 +3,7 @@
     python -I -S step.py NODES_DIR JOB.INCARNATION LAUNCH  (one task per node under one srun; SLURMD_NODENAME which)
 
 It is `supervisor.py` with a line home in place of an agent beside it: one process per node and incarnation, so it is
-small, single-threaded, and imports nothing of ours but its three neighbours in the same folder. The engine has written
+small, single-threaded, and loads nothing of ours but the modules that `node/bare.py` lists. The engine has written
 `launch.json` and `step.json` into the attempt's folder, which all nodes share; nothing runs before the controller says
 `start`. It keeps a lease (`lease.py`): cut off from the controller and from slurmctld, it stops the ranks, so that they
 may be started elsewhere. When Slurm itself ends the job (time limit, preemption by the site, scancel), the ranks are
@@ -11,282 +11,50 @@ asked to save first.
 """
 
 # pathlib and contextlib would be loaded for these alone:
-# ruff: noqa: PTH100, PTH110, PTH116, PTH118, PTH120, PTH123, SIM105
+# ruff: noqa: PTH100, PTH110, PTH116, PTH118, SIM105
 from __future__ import annotations
 
-import _socket
-import errno
 import fcntl
 import os
 import select
 import sys
 import time
-from _json import encode_basestring_ascii
-from _signal import ITIMER_VIRTUAL, SIGKILL, SIGTERM, SIGVTALRM, setitimer, signal
+from _signal import SIGKILL, SIGTERM  # pyright: ignore[reportMissingImports]
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+if not __package__:  # a script: its neighbours lie below the folder that `node/bare.py` has made
+    sys.path.insert(0, os.path.abspath(__file__ + "/../../.."))
 
-import seal
-import supervisor
-from lease import Lease
-from supervisor import boot_s, parse
+from thebes.node.log_steps import LogSteps, TooSlow
+from thebes.node.ports import hold_port
+from thebes.node.slurm_head import SlurmHead
+from thebes.node.step_line import Line
+from thebes.node.supervisor import PR_SET_NAME, Supervisor
+from thebes.protocol.clock import boot_s
+from thebes.protocol.inherited import inherited
+from thebes.protocol.lease import Lease, cut_off
+from thebes.protocol.plain_json import dump, read_object
+from thebes.protocol.progress import (
+    LOOK_AT_NEW_S,
+    LOOK_EVERY_S,
+    LOOK_LESS_BY,
+    FolderWatch,
+    StepRate,
+    progress_record,
+    written_by_job,
+)
+from thebes.protocol.refused import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     Message = dict[str, Any]
 
-SILENT_S = 12.0  # then he is gone, or another leads
-CONNECT_S = 3.0
-SHAKE_S = 10.0
-AGAIN_FIRST_S, AGAIN_LAST_S = 0.1, 1.0
-RESOLVE_AGAIN_S = 30.0  # a name is asked for again after so long without success; asking may block
-LOOK_EVERY_S = 1.0
-LOOK_AT_NEW_S = 0.1
 LINGER_S = 5.0  # for the controller to hear how it ended
-HEAD_S = 5.0  # slurmctld answers within this, or not at all
 SLURM_TERM_S = 1.0  # SIGTERM may reach a rank before it reaches us: a slow machine needs a moment between the two
-LINE_BYTES = 16 << 20
-RATE_WINDOW_S = 30.0
-SMALL_BYTES = 64 << 10
-LOG_PIECE_BYTES = 1 << 20
-PATTERN_S = 0.2
-FIRST_PORT, LAST_PORT = 20_000, 32_000
-# What a launcher around us may have set: the engine sets its own.
-OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-def dump(value: Any) -> str:
-    """JSON, with lists, which `supervisor.dump` has no need of."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{encode_basestring_ascii(str(key))}:{dump(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(dump(item) for item in value) + "]"
-    return supervisor.dump(value)
-
-
-def read_object(path: str) -> Message:
-    """A small JSON file; one that is missing or spoilt is taken as empty."""
-    try:
-        with open(path, "rb") as file:
-            found = parse(file.read(SMALL_BYTES).decode())
-    except (OSError, ValueError, StopIteration, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-# The line home -------------------------------------------------------------------------------------------------------
-
-
-class Line:
-    """Calls one controller after another until one opens the door and proves that it knows the key."""
-
-    def __init__(
-        self, who: str, key: bytes, homes: list[str], homes_file: str, heard: Callable[[Message], None]
-    ) -> None:
-        self.who, self.key, self.homes, self.homes_file, self.heard = who, key, homes, homes_file, heard
-        self.state = "away"  # connecting, shaking, talking
-        self.socket: Any = None
-        self.seal: Any = None
-        self.rest = b""
-        self.unsent = b""
-        self.turn = 0
-        self.pause_s = AGAIN_FIRST_S
-        self.dial_at = 0.0
-        self.give_up_at = 0.0
-        self.epoch = 0  # the newest leader heard of
-        self.nonce = ""
-        self.trouble = ""
-        self.ever = False  # whether a controller has ever opened
-        self.known: dict[str, tuple[Any, ...]] = {}  # address of each home, once found
-        self.resolve_at: dict[str, float] = {}
-
-    def events(self) -> int:
-        wants_out = self.state == "connecting" or bool(self.unsent)
-        return select.POLLIN | (select.POLLOUT if wants_out else 0)
-
-    def next_s(self) -> float | None:
-        return self.dial_at if self.state == "away" else self.give_up_at
-
-    def go_on(self, now: float, ready: int) -> None:
-        """Whatever can be done now without waiting."""
-        try:
-            if self.state == "away":
-                if now >= self.dial_at:
-                    self._dial(now)
-                return
-            if now >= self.give_up_at and not ready:
-                # A controller says something every few seconds. One whose machine is gone does not even hang up.
-                raise OSError(errno.ETIMEDOUT, "no answer")
-            if self.state == "connecting":
-                if ready:
-                    self._connected(now)
-                return
-            if ready & (select.POLLIN | select.POLLHUP | select.POLLERR):
-                self._read(now)
-            self._send()
-        except (OSError, ValueError, StopIteration, KeyError, TypeError) as error:
-            self.hang_up(now, str(error) or type(error).__name__)
-
-    def _dial(self, now: float) -> None:
-        told = read_object(self.homes_file).get("homes")
-        if isinstance(told, list) and told:
-            self.homes = [str(one) for one in told]
-        if not self.homes:
-            self.dial_at = now + AGAIN_LAST_S
-            return
-        home = self.homes[self.turn % len(self.homes)]
-        self.turn += 1
-        family, address = self._resolve(home, now)
-        self.socket = _socket.socket(family, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC)
-        self.socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-        self.state, self.give_up_at = "connecting", now + CONNECT_S
-        try:
-            self.socket.connect(address)
-        except BlockingIOError:
-            return
-        self._connected(now)
-
-    def _resolve(self, home: str, now: float) -> tuple[Any, ...]:
-        known = self.known.get(home)
-        if known is not None and now < self.resolve_at[home]:
-            return known
-        if known is None and now < self.resolve_at.get(home, 0.0):
-            raise OSError(f"{home} is not known")
-        self.resolve_at[home] = now + RESOLVE_AGAIN_S
-        host, _, port = home.rpartition(":")
-        try:
-            found = _socket.getaddrinfo(host.strip("[]"), int(port), 0, _socket.SOCK_STREAM)[0]
-        except OSError:
-            if known is None:
-                raise
-            return known
-        self.known[home] = (found[0], found[4])
-        return self.known[home]
-
-    def _connected(self, now: float) -> None:
-        trouble = self.socket.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
-        if trouble:
-            raise OSError(trouble, os.strerror(trouble))
-        self.nonce = os.urandom(seal.NONCE_BYTES).hex()
-        self.state, self.give_up_at = "shaking", now + SHAKE_S
-        self.unsent = dump({"thebes": seal.VERSION, "who": self.who, "nonce": self.nonce}).encode() + b"\n"
-        self._send()
-
-    def _read(self, now: float) -> None:
-        while True:
-            try:
-                piece = self.socket.recv(65536)
-            except BlockingIOError:
-                break
-            if not piece:
-                raise OSError("hung up")
-            self.rest += piece
-            if len(self.rest) > LINE_BYTES:
-                raise ValueError("too long a line")
-        *lines, self.rest = self.rest.split(b"\n")
-        for line in lines:
-            if self.state == "shaking":
-                self._shake_hands(parse(line.decode()), now)
-            elif self.state == "talking":
-                self.give_up_at = now + SILENT_S
-                self.heard(parse(self.seal.unwrap(line).decode()))
-
-    def _shake_hands(self, answer: Message, now: float) -> None:
-        shaken = seal.check_door(self.key, self.who, self.nonce, answer)
-        if answer["epoch"] < self.epoch:
-            raise ValueError("a leader of the past")
-        self.epoch = answer["epoch"]
-        self.unsent += dump({"proof": shaken.caller_proof}).encode() + b"\n"
-        self.seal = seal.Seal(shaken.session, is_door=False)
-        self.state, self.pause_s, self.give_up_at = "talking", AGAIN_FIRST_S, now + SILENT_S
-        self.ever = True
-
-    def say(self, message: Message) -> None:
-        if self.state == "talking":
-            self.unsent += self.seal.wrap(dump(message).encode())
-
-    def _send(self) -> None:
-        try:
-            while self.unsent:
-                self.unsent = self.unsent[self.socket.send(self.unsent) :]
-        except BlockingIOError:
-            if len(self.unsent) > LINE_BYTES:
-                raise OSError("it does not listen") from None
-
-    def hang_up(self, now: float, why: str) -> None:
-        if self.socket is not None:
-            self.socket.close()
-        self.socket = self.seal = None
-        if not self.ever and self.homes:  # the engine reads this when it has waited in vain
-            told = f"{self.homes[(self.turn - 1) % len(self.homes)]}: {why}"
-            if told != self.trouble:
-                self.trouble = told
-                os.write(2, (told + "\n").encode())
-        self.state, self.rest, self.unsent = "away", b"", b""
-        # Every home is tried before there is a pause.
-        last = self.turn % max(1, len(self.homes)) == 0
-        self.dial_at = now + (self.pause_s if last else 0.0)
-        self.pause_s = min(AGAIN_LAST_S, 2 * self.pause_s) if last else self.pause_s
-
-
-# Steps from log lines ------------------------------------------------------------------------------------------------
-
-
-class LogSteps:
-    """Reads step numbers by the job's own pattern, for scripts that do not import `thebes.job`."""
-
-    def __init__(self, path: str, pattern: str) -> None:
-        import re  # 1 MB: only jobs with a pattern pay for it
-
-        self.path, self.pattern = path, re.compile(pattern)
-        self.rest, self.offset = b"", 0
-
-    def newest(self) -> int | None:
-        """The last step in what was written since the last call. TimeoutError when the pattern takes too long."""
-        try:
-            size = os.stat(self.path).st_size
-            if size == self.offset:
-                return None
-            with open(self.path, "rb") as file:
-                file.seek(min(self.offset, size))
-                data = file.read(LOG_PIECE_BYTES)
-                self.offset = file.tell()
-        except OSError:
-            return None
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        self.rest = self.rest[-4096:]
-        found = None
-        before = signal(SIGVTALRM, _too_slow)
-        setitimer(ITIMER_VIRTUAL, PATTERN_S)
-        try:
-            for line in lines:
-                match = self.pattern.search(line[:4096].decode("utf-8", "replace"))
-                if match:
-                    try:
-                        found = int(float((match.group(1) or "").replace(",", "").replace("_", "")))
-                    except (ValueError, OverflowError, IndexError):
-                        pass
-        finally:
-            setitimer(ITIMER_VIRTUAL, 0)
-            signal(SIGVTALRM, before)
-        return found
-
-
-def _too_slow(*_: object) -> None:
-    raise TimeoutError
-
-
-# The process ---------------------------------------------------------------------------------------------------------
-
-
-class Refused(Exception):  # noqa: N818 - reads as what it says
-    """The engine is told why."""
-
-
-class Step(supervisor.Supervisor):
+class Step(Supervisor):
     """One attempt on one node, with a line home."""
 
     def __init__(self, attempt: str, launch: str = "") -> None:
@@ -308,16 +76,12 @@ class Step(supervisor.Supervisor):
         self.acknowledged_end = False
         self.leave_at: float | None = None
         self.port_socket: Any = None
-        self.head_pid = 0
-        self.head_fd = -1
-        self.head_said = b""
-        self.head_asked_s = 0.0
-        self.head_until = 0.0
+        self.head = SlurmHead()
         self.look_files_at = float("inf")
         self.look_pause_s = LOOK_AT_NEW_S
-        self.looked_ns = 0
-        self.last_told: Message = {}
-        self.rate: list[tuple[float, int]] = []
+        self.folder_watch = FolderWatch()
+        self.last_report: Message = {}
+        self.rate = StepRate()
         self.steps: LogSteps | None = None
         self.first_step: tuple[int, float] | None = None
 
@@ -338,8 +102,10 @@ class Step(supervisor.Supervisor):
             self._keep_lease(boot_s())  # first: we may have been frozen for longer than it lasts
             line_fd = self.line.socket.fileno() if self.line.socket is not None else -1
             self.line.go_on(boot_s(), ready.get(line_fd, 0))
-            if self.head_pid:
-                self._hear_head(ready)
+            if self.head.pid:
+                asked_s = self.head.hear(ready)
+                if asked_s is not None:
+                    self.lease.renew(asked_s)  # not now: we may have been frozen since
             if self.started:
                 self._supervise()
             elif self.asked_to_end:
@@ -364,14 +130,14 @@ class Step(supervisor.Supervisor):
 
         (proctrack/linuxproc reads /proc/PID/stat word by word.)
         """
-        self.libc.prctl(supervisor.PR_SET_NAME, b"thebes-" + self.name.encode(), 0, 0, 0)
+        self.libc.prctl(PR_SET_NAME, b"thebes-" + self.name.encode(), 0, 0, 0)
 
     def _register(self, poll: Any, registered: dict[int, int]) -> None:
         wanted: dict[int, int] = {}
         if self.line.socket is not None:
             wanted[self.line.socket.fileno()] = self.line.events()
-        if self.head_fd >= 0:
-            wanted[self.head_fd] = select.POLLIN
+        if self.head.fd >= 0:
+            wanted[self.head.fd] = select.POLLIN
         for fd in [one for one in registered if one not in wanted]:
             del registered[fd]
             try:
@@ -385,7 +151,7 @@ class Step(supervisor.Supervisor):
     def _sleep_ms(self) -> float | None:
         now = boot_s()
         times = [self.lease.next_s(now), self.line.next_s(), self.leave_at]
-        times += [self.start_by if not self.started else None, self.head_until if self.head_pid else None]
+        times += [self.start_by if not self.started else None, self.head.until_s if self.head.pid else None]
         if self.started and self.conduct.state != "exited":
             times += [self.conduct.next_s(), self.look_at, self.look_files_at]
         if self.unwritten:
@@ -446,8 +212,7 @@ class Step(supervisor.Supervisor):
 
     def _say_last_words(self) -> None:
         self.line.go_on(boot_s(), 0)
-        if self.head_pid:
-            supervisor.send(self.head_pid, SIGKILL)
+        self.head.stop()
 
     # Start
 
@@ -459,7 +224,7 @@ class Step(supervisor.Supervisor):
         address, port = str(request["master_addr"]), str(request["master_port"])
         swap = {sentinel: port, str(self.settings["unknown_address"]): address}
         self.launch["command"] = [swap.get(word, word) for word in self.launch["command"]]
-        env = {key: value for key, value in os.environ.items() if not key.startswith("THEBES_") and key not in OWN}
+        env = inherited(os.environ)
         env.update(self.launch["env"])
         env.update(MASTER_ADDR=address, MASTER_PORT=port)
         given = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -490,17 +255,11 @@ class Step(supervisor.Supervisor):
     def _free_port(self) -> int:
         """A port that nobody listens on; held until the ranks start, so that no other step is given it."""
         self._release_port()
-        for _ in range(100):
-            port = FIRST_PORT + int.from_bytes(os.urandom(4), "big") % (LAST_PORT - FIRST_PORT)
-            probe = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
-            try:
-                probe.bind(("", port))
-            except OSError:
-                probe.close()
-                continue
-            self.port_socket = probe
-            return port
-        raise Refused(f"no free port between {FIRST_PORT} and {LAST_PORT} for MASTER_PORT")
+        try:
+            port, self.port_socket = hold_port()
+        except OSError as error:
+            raise Refused(str(error)) from None
+        return port
 
     def _release_port(self) -> None:
         if self.port_socket is not None:
@@ -581,17 +340,12 @@ class Step(supervisor.Supervisor):
         self._tell()
 
     def _tell(self) -> None:
-        self.last_told = self._report()
+        self.last_report = self._report()
         if self.listening:
-            self.line.say({"push": "report", "report": self.last_told})
+            self.line.say({"push": "report", "report": self.last_report})
 
     def _report(self) -> Message:
-        now = boot_s()
-        progress, checkpoint = read_object(self.attempt + "/progress"), read_object(self.attempt + "/checkpoint.json")
-        step, step_s = _whole(progress.get("step")), _number(progress.get("at_s"))
-        first_step, first_s = _whole(progress.get("first_step")), _number(progress.get("first_at_s"))
         state = self.conduct.record()
-        path = checkpoint.get("path")
         return {
             "job_id": self.launch["job_id"],
             "incarnation": self.launch["incarnation"],
@@ -602,52 +356,29 @@ class Step(supervisor.Supervisor):
             "codes": {str(rank): code for rank, code in state.get("codes", {}).items()},
             "started_s": self.conduct.started_s,
             "exited_s": self.conduct.exited_s,
-            "run_s": self.conduct.run_s(now),
-            "acknowledged": os.path.exists(self.attempt + "/ack"),
-            "checkpoint_step": _whole(checkpoint.get("step")),
-            "checkpoint_path": path if isinstance(path, str) else None,
-            "checkpoint_s": _number(checkpoint.get("at_s")),
-            "step": step,
-            "step_s": step_s,
-            "first_step_s": first_s,
-            "steps_per_s": self._rate(step, step_s, first_step, first_s),
+            "run_s": self.conduct.run_s(boot_s()),
+            **written_by_job(self.attempt, self.rate),
         }
-
-    def _rate(self, step: int | None, step_s: float | None, first: int | None, first_s: float | None) -> float | None:
-        """Steps per second over the last half minute; begins anew whenever the job was stopped."""
-        seen = self.rate
-        if step is not None and step_s is not None and (not seen or step_s > seen[-1][0] or step < seen[-1][1]):
-            if seen and step < seen[-1][1]:
-                seen.clear()  # it went back to a checkpoint
-            seen.append((step_s, step))
-            while len(seen) > 2 and seen[1][0] < step_s - RATE_WINDOW_S:
-                del seen[0]
-        if len(seen) >= 2:
-            return (seen[-1][1] - seen[0][1]) / (seen[-1][0] - seen[0][0])
-        if step is None or step_s is None or first is None or first_s is None or step_s <= first_s:
-            return None
-        return (step - first) / (step_s - first_s)
 
     def _look_at_files(self, now: float) -> None:
         """Has the job written anything for us? More often until its first step, whose time counts for policies."""
         if now < self.look_files_at:
             return
-        if self.last_told.get("first_step_s") is None and self.look_pause_s < LOOK_EVERY_S:
-            self.look_pause_s *= 1.25
+        if self.last_report.get("first_step_s") is None and self.look_pause_s < LOOK_EVERY_S:
+            self.look_pause_s *= LOOK_LESS_BY
         else:
             self.look_pause_s = LOOK_EVERY_S
         self.look_files_at = now + self.look_pause_s
         self._read_steps()
         try:
-            changed_ns = os.stat(self.attempt).st_mtime_ns  # files are renamed into place
+            changed_ns = os.stat(self.attempt).st_mtime_ns
         except OSError:
             return
-        if changed_ns == self.looked_ns:
+        if not self.folder_watch.changed(changed_ns, time.time_ns()):
             return
-        self.looked_ns = changed_ns if time.time_ns() - changed_ns > 50_000_000 else 0
         report = self._report()
-        if {**report, "run_s": 0.0} != {**self.last_told, "run_s": 0.0}:
-            self.last_told = report
+        if {**report, "run_s": 0.0} != {**self.last_report, "run_s": 0.0}:
+            self.last_report = report
             if self.listening:
                 self.line.say({"push": "report", "report": report})
 
@@ -657,16 +388,15 @@ class Step(supervisor.Supervisor):
             return
         try:
             step = self.steps.newest()
-        except TimeoutError:
+        except TooSlow:
             self.steps = None
             return
         if step is None:
             return
         now = boot_s()
         self.first_step = self.first_step or (step, now)
-        found = {"step": step, "at_s": now, "first_step": self.first_step[0], "first_at_s": self.first_step[1]}
         try:
-            self._replace("progress", dump(found), durable=False)
+            self._replace("progress", dump(progress_record(step, now, self.first_step)), durable=False)
         except OSError:
             pass
 
@@ -677,71 +407,15 @@ class Step(supervisor.Supervisor):
         if verdict == "held":
             return
         if verdict == "ask":
-            if not self.head_pid:
-                self._ask_head(now)
+            self.head.ask(now, self.lease.lease_s)
             return
-        silent_s = self.lease.silent_s(now)
-        why = f"cut off: no word from the controller for {silent_s:.0f} s"
+        why = cut_off(self.lease.silent_s(now))
         if not self.started:
             self._never_started(why)
         elif self.conduct.state != "exited":
             grace_s = min(self.launch["grace_s"], self.lease.notice_grace_s) if verdict == "notice" else 0.0
             if verdict == "notice" or not self.conduct.kills:
                 self._do(self.conduct.command(now, ["fence", repr(grace_s), why]))
-
-    def _ask_head(self, now: float) -> None:
-        """Does slurmctld still count us among its own? Its answer comes by a pipe."""
-        told, tell = os.pipe()
-        try:
-            pid = os.fork()
-        except OSError:
-            os.close(told)
-            os.close(tell)
-            return
-        if pid == 0:
-            try:
-                null = os.open(os.devnull, os.O_RDWR)
-                os.dup2(null, 0)
-                os.dup2(tell, 1)
-                os.dup2(null, 2)
-                job = os.environ.get("SLURM_JOB_ID", "0")
-                supervisor.execute(["scontrol", "--oneliner", "show", "job", job], dict(os.environ))
-            finally:
-                os._exit(127)
-        os.close(tell)
-        os.set_blocking(told, False)
-        self.head_pid, self.head_fd, self.head_said = pid, told, b""
-        self.head_asked_s = now
-        self.head_until = now + min(HEAD_S, self.lease.lease_s / 3)
-
-    def _hear_head(self, ready: dict[int, int]) -> None:
-        over = boot_s() >= self.head_until
-        if ready.get(self.head_fd):
-            try:
-                while piece := os.read(self.head_fd, 65536):
-                    self.head_said += piece
-                over = True
-            except BlockingIOError:
-                pass
-        if not over:
-            return
-        supervisor.send(self.head_pid, SIGKILL)
-        try:
-            os.waitpid(self.head_pid, 0)
-        except ChildProcessError:
-            pass
-        os.close(self.head_fd)
-        if b"JobState=RUNNING" in self.head_said:
-            self.lease.renew(self.head_asked_s)  # not now: we may have been frozen since
-        self.head_pid, self.head_fd = 0, -1
-
-
-def _whole(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and abs(value) < 2**53 else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and abs(value) < 2**53 else None
 
 
 def main(argv: list[str]) -> None:

@@ -7,11 +7,13 @@ the driver's checkpoint calls, for jobs with a single CUDA process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
-from thebes.engine.contract import Gpu, Mechanism, Refused
 from thebes.node import cuda
+from thebes.node.cuda_decisions import CudaFailed, CudaRefused
+from thebes.node.nvidia_driver import nvidia_driver
+from thebes.protocol.contract import Gpu, Mechanism, Refused
 
 
 class Broken(Exception):  # noqa: N818 - reads as what it says
@@ -23,8 +25,8 @@ def offered(gpus: Sequence[Gpu]) -> tuple[Mechanism, ...]:
     if all(gpu.virtual for gpu in gpus):
         return ("checkpoint", "freeze")
     try:
-        cuda.nvidia_driver()
-    except cuda.CudaRefused:
+        nvidia_driver()
+    except CudaRefused:
         return ("checkpoint",)
     return ("checkpoint", "cuda")
 
@@ -39,29 +41,29 @@ def check(mechanism: str, offers: Sequence[Mechanism]) -> None:
 
 def cuda_needs(pids: Sequence[int]) -> dict[str, int]:
     """GPU memory that the one CUDA process among these holds, by GPU: to be kept until it comes back."""
-    with _told():
-        held = cuda.nvidia_driver().gpu_bytes().get(cuda.single_cuda_pid(pids), {})
+    with _as_refusals():
+        held = nvidia_driver().gpu_bytes().get(cuda.single_cuda_pid(pids), {})
     return {gpu: size for gpu, size in held.items() if size is not None}
 
 
 def suspend_cuda(pids: Sequence[int]) -> float:
-    """Move the one CUDA process among these off its GPU; seconds. Blocks. Refused: nothing has changed."""
-    with _told():
+    """Move the one CUDA process among these off its GPU; returns seconds. It blocks. If Refused, nothing changed."""
+    with _as_refusals():
         return cuda.suspend(cuda.single_cuda_pid(pids))
 
 
 def resume_cuda(pids: Sequence[int], needs: Mapping[str, int] | None) -> float:
-    """Bring it back; seconds. Blocks. Refused: it is still suspended."""
-    with _told():
+    """Bring it back; returns seconds. It blocks. If Refused, it is still suspended."""
+    with _as_refusals():
         return cuda.resume(cuda.single_cuda_pid(pids), needs=needs)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _as_refusals() -> Generator[None, None, None]:
     """The driver's errors as the engine's."""
     try:
         yield
-    except cuda.CudaRefused as error:
+    except CudaRefused as error:
         raise Refused(error.reason) from None
-    except cuda.CudaFailed as error:
+    except CudaFailed as error:
         raise Broken(error.reason) from None

@@ -19,8 +19,8 @@ def code_of(codes: set[int]) -> int | None:
 
 def main() -> None:
     del sys.path[0]  # our folder: its names are not for the job
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main as torchrun
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # pyright: ignore[reportMissingImports]
+    from torch.distributed.run import main as torchrun  # pyright: ignore[reportMissingImports]
 
     try:
         torchrun(sys.argv[1:])

@@ -1,9 +1,9 @@
-"""ArtISt-sim, the simulator under Dally (arXiv 2401.16492), in closed form: for reproducing Dally, not for physics.
+"""ArtISt-sim, the simulator under Dally (arXiv 2401.16492), in closed form. It reproduces Dally; its physics is coarse.
 
-Every layer is reduced by itself, so latency times layers rules and bytes hardly count. The network constants are those
-of the released code. The per-layer profiles are not available to us: a model's gradient bytes and its backward time are
-spread evenly over its layers here. That meets most of the published slowdowns within a tenth, but not the exposed time
-itself where nearly all of it is hidden (see the tests).
+Every layer is reduced by itself, so latency times layers decides and bytes hardly count. The network constants are
+those of the released code. The per-layer profiles are not available to us, so a model's gradient bytes and its backward
+time are spread evenly over its layers here. This meets most of the published slowdowns within a tenth, but not the
+exposed time itself where nearly all of it is hidden (see the tests).
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from thebes.perf.base import Gang, SpeedModel, Times
 from thebes.perf.models import GANGS, Model, assign_by_gang, known_names
 
 SLOT_GPUS = 4
-FORWARD = 1 / 3  # of the compute time; the rest is the backward pass
+FORWARD = 1 / 3  # share of the compute time; the rest is the backward pass
 
 
-class Profile(NamedTuple):
+class ArtistProfile(NamedTuple):
     """A model as Dally's experiments scale it."""
 
     gradient_mb: float
     layers: int
     compute_ms: float
-    update: float  # weight update as a part of compute, always exposed
-    jobs: int  # of the 500 of Dally's trace
+    update: float  # weight update as a share of compute; it is always exposed
+    jobs: int  # how many of the 500 jobs of Dally's trace
     known_as: str
 
 
-# The published compute times are rounded. MobileNetV3's 0.05 ms is taken as 0.053, the value at which its slowdowns are
-# met best: fitted to what the tests then compare (0.05 gives slowdowns that are 6 to 13 % too high).
+# The published compute times are rounded. MobileNetV3's 0.05 ms is taken as 0.053, at which its slowdowns are met best.
+# That is a fit to what the tests then compare; 0.05 gives slowdowns that are 6 to 13 % too high.
 PROFILES = {
-    "alexnet": Profile(244, 8, 1.0, 0.0, 53, "alexnet"),
-    "mobilenetv3": Profile(9.9, 52, 0.053, 0.0, 125, "mobilenetv3"),
-    "resnet18": Profile(46.7, 21, 0.15, 0.0, 38, "resnet18"),
-    "resnet50": Profile(102, 54, 11.6, 0.12, 125, "resnet50"),
-    "vgg11": Profile(531, 11, 3.6, 0.0, 34, "vgg11"),
-    "bert": Profile(562, 66, 1.7, 0.0, 125, "bert-large"),
+    "alexnet": ArtistProfile(244, 8, 1.0, 0.0, 53, "alexnet"),
+    "mobilenetv3": ArtistProfile(9.9, 52, 0.053, 0.0, 125, "mobilenetv3"),
+    "resnet18": ArtistProfile(46.7, 21, 0.15, 0.0, 38, "resnet18"),
+    "resnet50": ArtistProfile(102, 54, 11.6, 0.12, 125, "resnet50"),
+    "vgg11": ArtistProfile(531, 11, 3.6, 0.0, 34, "vgg11"),
+    "bert": ArtistProfile(562, 66, 1.7, 0.0, 125, "bert-large"),
 }
 
 
@@ -58,7 +58,7 @@ class Dimension(NamedTuple):
 
 
 def _ring(units: int, latency_s: float, gigabytes_per_s: float) -> Dimension:
-    """A ring has as many links as units, rounded up to even; two units have four."""
+    """A ring has as many links as units, rounded up to an even number; two units have four links."""
     links = 4 if units == 2 else units + units % 2
     return Dimension(units, 1, latency_s, links * gigabytes_per_s * 1e9)
 
@@ -75,7 +75,7 @@ def dimensions(slot: int = 1, machine: int = 1, rack: int = 1, network: int = 1)
 
 
 def shape_of(gpus: int, nodes: int, racks: int, *, one_slot: bool) -> list[Dimension]:
-    """A balanced tree; where GPUs do not divide evenly (or sit alone), the slow level joins them all."""
+    """A balanced tree. Where GPUs do not divide evenly, or sit alone, the slow level joins them all."""
     per_node, uneven = divmod(gpus, nodes)
     scattered = nodes > 1 and (uneven or per_node == 1)
     if racks > 1 and (scattered or nodes % racks):
@@ -91,7 +91,7 @@ def shape_of(gpus: int, nodes: int, racks: int, *, one_slot: bool) -> list[Dimen
 
 
 def reduce_s(layer_bytes: float, levels: list[Dimension]) -> tuple[float, float]:
-    """Seconds to reduce one layer: on all levels, and of them on the outermost."""
+    """Seconds to reduce one layer on all levels, and how many of them on the outermost level."""
     total_s = last_s = 0.0
     for units, hops, latency_s, bytes_per_s in levels:
         last_s = 2 * (units - 1) * (hops * latency_s + layer_bytes / (units * bytes_per_s))
@@ -100,12 +100,12 @@ def reduce_s(layer_bytes: float, levels: list[Dimension]) -> tuple[float, float]
     return total_s, last_s
 
 
-def exposed_s(profile: Profile, layer_s: float) -> float:
-    """What is left of communication after compute: layers go one by one, each when its gradient is ready."""
+def exposed_s(profile: ArtistProfile, layer_s: float) -> float:
+    """Communication that compute does not hide: layers are sent one by one, each when its gradient is ready."""
     compute_s = profile.compute_ms / 1e3
     backward_s = (1 - FORWARD) * compute_s
-    # The queue is served in order, so it ends with the latest of: layer i ready, then all from i on. That grows or
-    # falls evenly with i, so the first or the last layer decides.
+    # The queue is served in order, so it ends at the latest of: layer i is ready, and then all from i on are sent. This
+    # only grows or only falls with i, so the first or the last layer decides.
     first_s = compute_s - backward_s * (1 - 1 / profile.layers) + profile.layers * layer_s
     return max(0.0, first_s - compute_s, layer_s) + profile.update * compute_s
 
@@ -119,7 +119,7 @@ def artist_models() -> dict[str, Model]:
 class Artist(SpeedModel):
     """ArtISt-sim's closed form, to reproduce Dally: latency per layer, its own network constants, no links read.
 
-    Six models, scaled as in Dally's experiments. Speed 1 is compute alone. Prefer `network` for anything else.
+    It knows six models, scaled as in Dally's experiments. Speed 1 is compute alone. Prefer `network` for anything else.
     """
 
     name: ClassVar[str] = "artist"

@@ -1,8 +1,8 @@
-"""Contention: transfers of different jobs that share a link slow each other down. It wraps any speed model.
+"""Contention: transfers of different jobs that share a link slow each other down. This wraps any speed model.
 
 The law is the one measured behind Ada-SRSF (arXiv 2002.10105): with k transfers on a link, a message takes
 k*b + (k-1)*eta per byte instead of b. The links are the wires of each node and, where racks are oversubscribed, the
-uplinks of each rack. The authors' own 1 GbE figures show the extra penalty at k = 2 and 3 only, hence the cap.
+uplinks of each rack. The authors' own 1 GbE figures show the extra penalty only at k = 2 and 3, so it is capped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAW = np.dtype(
         ("cap", np.float64),
         ("oversubscription", np.float64),
         ("expected", np.bool_),
-        ("disturbs", np.bool_),  # jobs on one node slow each other down, network or not
+        ("disturbs", np.bool_),  # jobs on one node slow each other down, also without a network
         ("shares", np.bool_),  # several jobs may sit on one GPU
     ]
 )

@@ -1,7 +1,8 @@
 """The world of the LWF / Ada-SRSF paper (arXiv 2002.10105): four models profiled on V100 GPUs, all-reduce over 10 GbE.
 
 An iteration computes for t_f + t_b on every worker; if the job spans nodes, one all-reduce of the whole model follows,
-which takes b per MB whatever the number of nodes. Run times of a trace count as compute alone. For reproduction only.
+which takes b per MB whatever the number of nodes. Run times of a trace count as compute alone. It is only for
+reproducing that paper.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from thebes.perf.models import Model
 
 
 @dataclass(frozen=True)
-class Profile:
+class HkbuProfile:
     """One model as the paper measured it, at one batch size."""
 
-    size_mb: float  # what an all-reduce moves
+    size_mb: float  # what one all-reduce moves
     forward_ms: float
     backward_ms: float
     memory_mb: float
-    tensors_mb: tuple[float, ...]  # the largest ones first, then all others together
+    tensors_mb: tuple[float, ...]  # the largest tensors, then the sum of all others
 
     @property
     def compute_s(self) -> float:
         return (self.forward_ms + self.backward_ms) / 1000.0
 
 
-# Batch 16, the LSTM 64. The largest tensors follow from the architectures.
-PROFILES: Mapping[str, Profile] = MappingProxyType(
+# The batch is 16, for the LSTM 64. The sizes of the largest tensors follow from the architectures.
+PROFILES: Mapping[str, HkbuProfile] = MappingProxyType(
     {
-        "vgg16": Profile(526.4, 36.0, 54.0, 4527.0, (392.0, 134.4)),
-        "resnet50": Profile(99.2, 25.0, 37.0, 3213.0, (9.0, 90.2)),
-        "inception-v3": Profile(103.0, 35.0, 52.0, 3291.0, (8.0, 95.0)),
-        "lstm-ptb": Profile(251.8, 32.0, 47.0, 2751.0, (68.7, 68.7, 57.2, 57.2)),
+        "vgg16": HkbuProfile(526.4, 36.0, 54.0, 4527.0, (392.0, 134.4)),
+        "resnet50": HkbuProfile(99.2, 25.0, 37.0, 3213.0, (9.0, 90.2)),
+        "inception-v3": HkbuProfile(103.0, 35.0, 52.0, 3291.0, (8.0, 95.0)),
+        "lstm-ptb": HkbuProfile(251.8, 32.0, 47.0, 2751.0, (68.7, 68.7, 57.2, 57.2)),
     }
 )
 _MODELS: Mapping[str, Model] = MappingProxyType(
@@ -53,7 +54,7 @@ _MODELS: Mapping[str, Model] = MappingProxyType(
 class Hkbu(SpeedModel):
     """VGG16, ResNet-50, Inception-v3 and LSTM-PTB as in the Ada-SRSF paper: compute, then one all-reduce per iteration.
 
-    Run times of the trace are compute alone; what spans nodes adds b times the model's size per iteration.
+    Run times of the trace are compute alone; a gang that spans nodes adds b times the model's size per iteration.
     """
 
     name: ClassVar[str] = "hkbu"

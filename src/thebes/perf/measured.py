@@ -1,8 +1,8 @@
 """Speeds as measured by others: Gavel's throughputs (OSDI'20), and the placements of Pollux and Sia (OSDI'21, SOSP'23).
 
-At a measured point the table's figure comes out; between two points seconds are interpolated on logarithmic scales in
-GPUs, nodes and batch size. Beyond the largest gang that was measured the trend of that curve goes on: a power of the
-number of GPUs between 0 and 1, fitted by least squares. What nobody measured is refused before the run starts.
+At a measured point the table's figure comes out. Between two points, seconds are interpolated on logarithmic scales in
+GPUs, nodes and batch size. Beyond the largest gang that was measured, the trend of that curve goes on: a power of the
+number of GPUs between 0 and 1, fitted by least squares. A model that was not measured is refused before the run starts.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from thebes.model.profiles import TIER_RACK
 from thebes.perf.base import Gang, SpeedModel, Times
 from thebes.perf.models import GANGS, Model, assign_by_gang, batch_in, gpu_type_of, known_names
 
-Key = tuple[str, str, int]  # model, GPU type, batch size
+ProfileKey = tuple[str, str, int]  # model, GPU type, batch size
 
 
 @dataclass(frozen=True)
-class Curve:
+class MeasuredCurve:
     """Seconds against a whole number (GPUs, nodes), measured at some of them."""
 
     counts: tuple[int, ...]
     seconds: tuple[float, ...]
-    steady: bool = False  # beyond the last point nothing changes any more
+    steady: bool = False  # beyond the last point, seconds stay the same
 
     @cached_property
     def trend(self) -> float:
-        """The power of the count that seconds follow, between 0 and 1; 0 where only one point is known."""
+        """The power of the count with which seconds grow, between 0 and 1; 0 where only one point is known."""
         known = [(c, s) for c, s in zip(self.counts, self.seconds, strict=True) if c > 1 and s > 0]
         if self.steady or len(known) < 2:
             return 0.0
@@ -60,14 +60,14 @@ class Curve:
 
 
 def between(low: float, high: float, part: float) -> float:
-    """On a logarithmic scale where that exists, else on a plain one."""
+    """Interpolate on a logarithmic scale where both values allow it, or else on a plain one."""
     if low > 0 and high > 0:
         return low ** (1 - part) * high**part
     return (1 - part) * low + part * high
 
 
 def bracket(known: Sequence[int], wanted: float) -> tuple[int, int, float]:
-    """The two known values around the wanted one, and how far it lies from the first to the second, in logarithms."""
+    """The two known values around the wanted one, and how far it lies between them, measured in logarithms."""
     at = min(max(bisect_left(known, wanted), 1), len(known) - 1) if len(known) > 1 else 0
     low, high = known[max(0, at - 1)], known[at]
     part = 0.0 if low == high else (math.log(wanted) - math.log(low)) / (math.log(high) - math.log(low))
@@ -100,8 +100,8 @@ def _shipped(folder: str, name: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Measured(SpeedModel):
-    """What both tables have in common: models, GPU types and batch sizes as keys, refusal of what is missing."""
+class _MeasuredTables(SpeedModel):
+    """What both tables share: models, GPU types and batch sizes are keys, and what is missing is refused."""
 
     gpu: str = parameter("", "GPU type of nodes that name none")
     file: Path | None = parameter(None, "a table of the same form to use instead of the one that ships")  # noqa: RUF009
@@ -113,7 +113,7 @@ class _Measured(SpeedModel):
     def wanted_batch(self, model: str, known: Sequence[int]) -> float:
         raise NotImplementedError
 
-    def times_at(self, key: Key, gpus: int, nodes: NDArray[np.int64], tier: NDArray[np.int64]) -> Times:
+    def times_at(self, key: ProfileKey, gpus: int, nodes: NDArray[np.int64], tier: NDArray[np.int64]) -> Times:
         raise NotImplementedError
 
     def gpu_types(self) -> list[str]:
@@ -153,23 +153,23 @@ class _Measured(SpeedModel):
 
 # --- Gavel ------------------------------------------------------------------------------------------------------------
 
-NO_BATCH = 0  # job types without a batch size
-LARGE_BATCH = 64  # what gangs of more than 4 draw from
+NO_BATCH = 0  # for job types that have no batch size
+LARGE_BATCH = 64  # gangs of more than 4 GPUs draw from this size up
 GAVEL_COLUMNS = ("model", "batch_size", "gpu_type", "num_gpus", "consolidated", "steps_per_s")
 
 
 class GavelCurves(NamedTuple):
-    """Seconds per iteration (every worker takes one step) against GPUs."""
+    """Seconds per iteration by number of GPUs; every worker takes one step in an iteration."""
 
-    consolidated: Curve
-    spread: Curve
+    consolidated: MeasuredCurve
+    spread: MeasuredCurve
 
 
 @cache
-def gavel_table(path: Path | None = None) -> dict[Key, GavelCurves]:
+def gavel_table(path: Path | None = None) -> dict[ProfileKey, GavelCurves]:
     """(model, GPU type, batch size) -> curves. Rows of 0 steps/s were not measured and are left out."""
     frame = _read(path or _shipped("gavel", "throughputs.csv"), GAVEL_COLUMNS, str(path or "gavel"))
-    points: dict[Key, tuple[dict[int, float], dict[int, float]]] = {}
+    points: dict[ProfileKey, tuple[dict[int, float], dict[int, float]]] = {}
     for row in frame.filter(pl.col("steps_per_s") > 0).iter_rows(named=True):
         curves = points.setdefault((row["model"], row["gpu_type"], row["batch_size"] or NO_BATCH), ({}, {}))
         # steps_per_s counts the steps of all workers.
@@ -177,9 +177,9 @@ def gavel_table(path: Path | None = None) -> dict[Key, GavelCurves]:
     return {key: GavelCurves(_curve(near), _curve(far or near)) for key, (near, far) in points.items() if 1 in near}
 
 
-def _curve(points: Mapping[int, float], *, steady: bool = False) -> Curve:
+def _curve(points: Mapping[int, float], *, steady: bool = False) -> MeasuredCurve:
     counts = tuple(sorted(points))
-    return Curve(counts, tuple(points[count] for count in counts), steady)
+    return MeasuredCurve(counts, tuple(points[count] for count in counts), steady)
 
 
 def gavel_name(model: str, batch: int) -> str:
@@ -188,7 +188,7 @@ def gavel_name(model: str, batch: int) -> str:
 
 @cache
 def gavel_models(path: Path | None = None) -> dict[str, Model]:
-    """Gavel's job types: size and memory of the model that is meant, step times as measured."""
+    """Gavel's job types: size and memory are those of the model that is meant, step times are as measured."""
     models: dict[str, Model] = {}
     for (base, gpu_type, batch), curves in gavel_table(path).items():
         name = gavel_name(base, batch)
@@ -198,11 +198,11 @@ def gavel_models(path: Path | None = None) -> dict[str, Model]:
 
 
 @dataclass(frozen=True)
-class Gavel(_Measured):
+class Gavel(_MeasuredTables):
     """Gavel's measured throughputs: 26 job types on V100, P100 and K80, 1 to 8 GPUs, consolidated or spread.
 
-    A gang inside one node runs as consolidated, any other as spread; where the table has a spread gang faster (noise),
-    it counts as equal. Job types are written as in Gavel's traces: `ResNet-50 (batch size 64)`.
+    A gang inside one node counts as consolidated, any other as spread. Where the table has the spread gang faster
+    (noise), the two count as equal. Job types are written as in Gavel's traces: `ResNet-50 (batch size 64)`.
     """
 
     name: ClassVar[str] = "gavel"
@@ -215,7 +215,8 @@ class Gavel(_Measured):
     def assign(self, gpus: NDArray[np.int64], seed: int) -> list[str]:
         table = gavel_table(self.file)
         gpu_types = {gpu for _, gpu, _ in table}
-        # Those measured as gangs on every GPU type: an assigned model runs on any cluster, and if the job grows too.
+        # Only models that were measured as gangs on every GPU type: an assigned model must run on any cluster, and may
+        # grow.
         names = [
             gavel_name(base, batch)
             for base, batch in dict.fromkeys((base, batch) for base, _, batch in table)
@@ -238,7 +239,7 @@ class Gavel(_Measured):
     def wanted_batch(self, model: str, known: Sequence[int]) -> float:
         return batch_in(model)[1] or NO_BATCH
 
-    def times_at(self, key: Key, gpus: int, nodes: NDArray[np.int64], tier: NDArray[np.int64]) -> Times:
+    def times_at(self, key: ProfileKey, gpus: int, nodes: NDArray[np.int64], tier: NDArray[np.int64]) -> Times:
         curves = gavel_table(self.file)[key]
         if gpus > 1 and curves.consolidated.counts[-1] == 1:
             base, gpu_type, batch = key
@@ -269,7 +270,7 @@ def _gavel_batches(path: Path | None) -> dict[tuple[str, str], list[int]]:
 # --- Pollux and Sia ---------------------------------------------------------------------------------------------------
 
 POLLUX_COLUMNS = ("model", "gpu_type", "cluster", "num_nodes", "num_gpus", "local_bsz", "step_time", "sync_time")
-# Which models a trace without models gets, as the categories of Pollux's workload: larger jobs, larger models.
+# The models that a trace without models gets, as in the categories of Pollux's workload: larger jobs, larger models.
 POLLUX_GANGS = {
     "1": ("cifar10", "ncf"),
     "2-4": ("cifar10", "bert", "deepspeech2"),
@@ -279,14 +280,14 @@ POLLUX_GANGS = {
 
 
 class PolluxCurves(NamedTuple):
-    """Against GPUs, for each number of nodes measured: seconds of compute, and of exposed synchronisation."""
+    """By number of GPUs, for each measured number of nodes: seconds of compute, and of exposed synchronisation."""
 
     nodes: tuple[int, ...]
-    compute: tuple[Curve, ...]
-    sync: tuple[Curve, ...]
+    compute: tuple[MeasuredCurve, ...]
+    sync: tuple[MeasuredCurve, ...]
 
     def at(self, nodes: int, gpus: int) -> tuple[float, float]:
-        """(compute, sync) in seconds, over one node or over several."""
+        """(compute, synchronisation) in seconds, over one node or over several."""
         if nodes == 1:
             return self.compute[0].at(gpus), self.sync[0].at(gpus)
         low, high, part = bracket(self.nodes[1:], nodes)
@@ -298,11 +299,11 @@ class PolluxCurves(NamedTuple):
 
 
 @cache
-def pollux_table(path: Path | None = None) -> dict[Key, PolluxCurves]:
-    """(model, GPU type, batch per GPU) -> curves; placements over equally many nodes and GPUs are averaged.
+def pollux_table(path: Path | None = None) -> dict[ProfileKey, PolluxCurves]:
+    """(model, GPU type, batch per GPU) -> curves. Placements with equally many nodes and GPUs are averaged.
 
-    Rows in which synchronising takes longer than the step are noise and left out. Of two clusters with the same GPU the
-    one with more rows is taken, and of the batch sizes those that were measured over as many nodes as any.
+    Rows in which synchronising takes longer than the step are noise and left out. Of two clusters with the same GPU,
+    the one with more rows is taken; of the batch sizes, those that were measured over the largest number of nodes.
     """
     frame = _read(path or _shipped("pollux", "placements.csv.gz"), POLLUX_COLUMNS, str(path or "pollux"))
     frame = frame.filter((pl.col("step_time") > 0) & (pl.col("sync_time") < pl.col("step_time")))
@@ -313,7 +314,7 @@ def pollux_table(path: Path | None = None) -> dict[Key, PolluxCurves]:
     frame = frame.join(most, on=["model", "gpu_type", "cluster"], how="semi")
     keys = ("model", "gpu_type", "local_bsz", "num_nodes", "num_gpus")
     means = frame.group_by(keys).agg(pl.col("step_time", "sync_time").mean()).sort(keys)
-    points: dict[Key, dict[int, tuple[dict[int, float], dict[int, float]]]] = {}
+    points: dict[ProfileKey, dict[int, tuple[dict[int, float], dict[int, float]]]] = {}
     for model, gpu_type, batch, nodes, gpus, step_s, sync_s in means.iter_rows():
         computes, syncs = points.setdefault((model, gpu_type, batch), {}).setdefault(nodes, ({}, {}))
         syncs[gpus] = 0.0 if gpus == 1 else sync_s
@@ -333,12 +334,12 @@ def pollux_table(path: Path | None = None) -> dict[Key, PolluxCurves]:
 
 
 @dataclass(frozen=True)
-class Pollux(_Measured):
+class Pollux(_MeasuredTables):
     """Step and synchronisation times by placement, as measured for Pollux and Sia: bert, cifar10, imagenet and others.
 
     The T4 figures of Pollux ship with Thebes; `perf.file` reads Sia's table (placements.csv) with A100, V100 and
-    RTX2080Ti. The measured clusters had one network: in a rack and across racks are alike. Where a spread gang was
-    faster than inside one node (noise), it counts as equal.
+    RTX2080Ti. The measured clusters had one network, so in a rack and across racks are alike. Where a spread gang was
+    faster than one inside a node (noise), the two count as equal.
     """
 
     name: ClassVar[str] = "pollux"
@@ -365,13 +366,13 @@ class Pollux(_Measured):
     def wanted_batch(self, model: str, known: Sequence[int]) -> float:
         return min(known[-1], max(known[0], between(known[0], known[-1], self.batch)))
 
-    def times_at(self, key: Key, gpus: int, nodes: NDArray[np.int64], tier: NDArray[np.int64]) -> Times:
+    def times_at(self, key: ProfileKey, gpus: int, nodes: NDArray[np.int64], tier: NDArray[np.int64]) -> Times:
         curves = pollux_table(self.file)[key]
         compute_s, sync_s = np.array([self._step(key, curves, int(count), gpus) for count in nodes]).T
         spans = tier >= TIER_RACK
         return Times(compute_s, np.where(spans, 0.0, sync_s), np.where(spans, sync_s, 0.0))
 
-    def _step(self, key: Key, curves: PolluxCurves, nodes: int, gpus: int) -> tuple[float, float]:
+    def _step(self, key: ProfileKey, curves: PolluxCurves, nodes: int, gpus: int) -> tuple[float, float]:
         if nodes > 1 and len(curves.nodes) == 1:
             raise UserError(
                 f"performance model {self.name}: '{key[0]}' was measured on one node of {key[1]} only",

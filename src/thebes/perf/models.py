@@ -1,6 +1,6 @@
 """What is trained: tensor tables of nine CNNs, and what else is known of these and of larger models.
 
-Skew is the share of the largest tensor, what Tiresias's profiler reads from message sizes (NSDI'19, section 3.4). The
+Skew is the share of the largest tensor, which Tiresias's profiler reads from message sizes (NSDI'19, section 3.4). The
 tables are those of the authors' simulator (`data/tiresias/SOURCE.md`): tensors of about 1 MB and more. Sizes and step
 times of the others are in `data/models`, with their origins.
 """
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from thebes.model.errors import UserError, nearest
 
-# Model classes of the `tiers` speeds.
+# Model classes that the `tiers` model tells apart.
 BALANCED, SKEWED = 0, 1
-# Between the most skewed of the ResNets and Inceptions (0.14) and the least skewed of VGG and AlexNet (0.61).
+# This lies between the most skewed of the ResNets and Inceptions (0.14) and the least skewed of VGG and AlexNet (0.61).
 SKEWED_ABOVE = 0.3
 # A checkpoint holds the weights and the optimiser's two moments.
 STATE_PER_WEIGHT = 3
@@ -31,8 +31,8 @@ UNKNOWN_UTILISATION = 0.8
 
 WEIGHT_BYTES = 4
 REFERENCE_GPU = "V100"
-REFERENCE_TFLOPS = 125.0  # dense, half precision
-PASSES = 3  # backward takes twice the forward pass
+REFERENCE_TFLOPS = 125.0  # dense arithmetic in half precision
+PASSES = 3  # the forward pass, and a backward pass that takes twice as long
 
 # Classes of demand: traces seldom say what was trained, but large gangs train large models.
 GANGS = ("1", "2-4", "5-8", "9+")
@@ -43,11 +43,11 @@ _GANG_ENDS = (1, 4, 8)
 class Model:
     name: str
     tensors_mib: tuple[float, ...] = ()
-    memory_gib: float = UNKNOWN_MEMORY_GIB  # peak, on each GPU
-    utilisation: float = UNKNOWN_UTILISATION  # share of a GPU's time that it computes when alone
+    memory_gib: float = UNKNOWN_MEMORY_GIB  # the peak on each GPU
+    utilisation: float = UNKNOWN_UTILISATION  # the share of a GPU's time in which it computes when alone
     parameters: float = 0.0
-    step_s: Mapping[str, float] = field(default_factory=lambda: dict[str, float]())  # by GPU type, where measured
-    gangs: tuple[str, ...] = ()  # numbers of GPUs for which a trace without models draws it
+    step_s: Mapping[str, float] = field(default_factory=lambda: dict[str, float]())  # by GPU type, as measured
+    gangs: tuple[str, ...] = ()  # classes of demand for which a trace without models draws it
     beside: str = ""  # the job type of Gavel that stands for it where two jobs share a GPU
 
     @property
@@ -65,9 +65,16 @@ class Model:
         return SKEWED if self.skew > SKEWED_ABOVE else BALANCED
 
     def compute_s(self, gpu_type: str) -> float:
-        """One iteration on one GPU of this type: as measured, or scaled from the V100's."""
+        """The seconds of one iteration on one GPU of this type: as measured, or scaled from those of a V100."""
         known = self.step_s.get(gpu_type)
         return self.step_s[REFERENCE_GPU] / gpu_speeds()[gpu_type] if known is None else known
+
+
+def facts_of(model: Model | None) -> tuple[float, float, float, float]:
+    """Skew, GiB of state, GiB on each GPU and utilisation of a model, or what is assumed if it is not known."""
+    if model is None:
+        return 0.0, UNKNOWN_STATE_GIB, UNKNOWN_MEMORY_GIB, UNKNOWN_UTILISATION
+    return model.skew, model.state_gib, model.memory_gib, model.utilisation
 
 
 def _table(folder: str, name: str) -> list[dict[str, str]]:
@@ -91,7 +98,7 @@ def catalogue() -> dict[str, Model]:
 
 
 def assign(count: int, seed: int) -> list[str]:
-    """One of the nine for each of `count` jobs, by seed: traces seldom say what was trained."""
+    """One of the nine CNNs for each of `count` jobs, by the seed, because traces seldom say what was trained."""
     names = list(catalogue())
     chosen: NDArray[np.int64] = np.random.default_rng(seed).integers(len(names), size=count)
     return [names[i] for i in chosen]
@@ -99,12 +106,12 @@ def assign(count: int, seed: int) -> list[str]:
 
 @cache
 def gpu_speeds() -> dict[str, float]:
-    """GPU types, and how fast each is relative to a V100."""
+    """GPU types with their speeds relative to a V100."""
     return {row["gpu_type"]: float(row["speed"]) for row in _table("models", "gpus.csv")}
 
 
 def gpu_type_of(text: str, known: Sequence[str], where: str) -> str:
-    """`a100-sxm4-80gb` is an A100; a type that nobody has measured is refused."""
+    """The known GPU type that a text means, as A100 for `a100-sxm4-80gb`; a type without measurements is refused."""
     asked = _bare(text)
     matches = [n for n in known if n.lower() == text.lower()] or [n for n in known if _bare(n) == asked]
     if not matches:
@@ -113,7 +120,7 @@ def gpu_type_of(text: str, known: Sequence[str], where: str) -> str:
 
 
 def _bare(gpu_type: str) -> str:
-    """Without the vendor, the socket and the memory."""
+    """The name of a GPU type without vendor, socket and memory."""
     return re.split(r"[-_ ]", re.sub(r"^(nvidia|tesla)[-_ ]*", "", gpu_type.lower()))[0]
 
 
@@ -150,7 +157,7 @@ _MEASURED = {"V100": "v100_ms", "A100": "a100_ms", "H100": "h100_ms"}
 
 @cache
 def known_names() -> dict[str, Model]:
-    """The large catalogue, by its own names and by those that published traces use."""
+    """The large catalogue, by its own names and by those in published traces."""
     large, also = large_catalogue(), _table("models", "names.csv")
     return large | {row["name"]: replace(large[row["model"]], name=row["name"]) for row in also}
 
@@ -162,12 +169,12 @@ def batch_in(name: str) -> tuple[str, int | None]:
 
 
 def gang_class(gpus: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Position in GANGS of each number of GPUs."""
+    """For each number of GPUs, its position in GANGS."""
     return np.searchsorted(np.array(_GANG_ENDS), gpus, side="left")
 
 
 def assign_by_gang(gpus: NDArray[np.int64], seed: int, choices: Mapping[str, Sequence[str]]) -> list[str]:
-    """A model for each job by seed, from the list for its class of demand (`GANGS`)."""
+    """A model for each job, by the seed, out of the list for its class of demand (`GANGS`)."""
     draws = np.random.default_rng(seed).random(len(gpus))
     lists = [choices[gang] for gang in GANGS]
     return [

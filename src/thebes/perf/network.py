@@ -36,12 +36,12 @@ from thebes.perf.models import (
 
 ALGORITHMS = ("auto", "ring", "tree", "two-level")
 DEFAULT_NETWORK = "100gbe"
-UNNAMED = "resnet50"  # what a job trains whose line of the trace names no model, though others do
+UNNAMED = "resnet50"  # the model of a job whose line in the trace names none, while other lines do
 
-# NCCL's tuning constants, Simple protocol: what starting a collective costs, and the part of the bandwidth a tree gets.
+# Constants of NCCL's tuner, Simple protocol: the cost of starting a collective, and the share of bandwidth for a tree.
 START_S = 8.4e-6
 TREE_EFFICIENCY = 0.92
-# Microseconds per step where a link does not say: NVLink, PCIe, and the network twice.
+# Microseconds per step where a link does not say: NVLink, PCIe, and twice the network.
 USUAL_LATENCY_US = (3.4, 5.7, 14.0, 14.0)
 
 
@@ -76,7 +76,7 @@ def ring(gpus: int, units: Counts, inside: Hop, between: Hop, lanes: Counts, siz
 
 
 def tree(gpus: int, units: Counts, inside: Hop, between: Hop, lanes: Counts, size: float) -> Talk:
-    """Up and down a tree: a chain inside each unit, a binary tree between them; everything passes twice, pipelined."""
+    """Up and down a tree: a chain inside each unit, a binary tree between units; all bytes pass twice, pipelined."""
     pace = np.where(units > 1, np.minimum(inside.bytes_per_s, lanes * between.bytes_per_s), inside.bytes_per_s)
     waiting_s = START_S + 2 * (_share(gpus, units) - 1) * inside.latency_s
     bytes_s = 2 * size / (TREE_EFFICIENCY * pace)
@@ -86,23 +86,23 @@ def tree(gpus: int, units: Counts, inside: Hop, between: Hop, lanes: Counts, siz
 def two_level(gpus: int, units: Counts, inside: Hop, between: Hop, lanes: Counts, size: float) -> Talk:
     """Reduce-scatter in each unit, one ring per rail between units on its share, all-gather in each unit.
 
-    The rails share the unit's `lanes` links; a rail never gets more than one.
+    The rails share the `lanes` links of the unit, but no rail gets more than one.
     """
     share = _share(gpus, units)
     inside_s = START_S + 2 * (share - 1) * (inside.latency_s + size / (share * inside.bytes_per_s))
     rail = between.bytes_per_s * np.minimum(1.0, lanes / share)
-    # (1/share - 1/gpus) is (units - 1)/gpus for even gangs.
+    # For even gangs (1/share - 1/gpus) is (units - 1)/gpus.
     between_s = 2 * (units - 1) * between.latency_s + 2 * size * (1 / share - 1 / gpus) / rail
     return Talk(inside_s, np.where(units > 1, between_s, 0.0))
 
 
 def _share(gpus: int, units: Counts) -> Counts:
-    """GPUs of a gang in its fullest unit."""
+    """How many GPUs of a gang its fullest unit holds."""
     return -(-gpus // units)
 
 
 def _where_the_bytes_are(inside_s: Numbers, between_s: Numbers, bytes_s: Numbers, units: Counts) -> Talk:
-    """The slowest link carries all bytes: the wires between units if there are any."""
+    """The slowest link carries all bytes; if there are wires between units, they are the slowest."""
     return Talk(inside_s + np.where(units > 1, 0.0, bytes_s), between_s + np.where(units > 1, bytes_s, 0.0))
 
 
@@ -111,16 +111,16 @@ _COSTS = {"ring": ring, "tree": tree, "two-level": two_level}
 
 @cache
 def network_models() -> dict[str, Model]:
-    """Every model of known size and step time; Gavel's job types with the step times of their batch sizes."""
+    """Every model of known size and step time. Gavel's job types have the step times of their batch sizes."""
     return known_names() | gavel_models()
 
 
 @dataclass(frozen=True)
 class Network(SpeedModel):
-    """All-reduce over the links that the cluster names: latency and bandwidth per tier, ring, tree or two levels.
+    """All-reduce over the links that the cluster names: latency and bandwidth per tier; ring, tree or two levels.
 
-    A cluster that names no links is taken as 100gbe (NVLink 2 inside nodes, 100 Gb/s Ethernet between them), nodes
-    that name no GPU type as V100s. `perf.network` wires the cluster anew: the way to compare networks.
+    A cluster that names no links counts as 100gbe (NVLink 2 inside nodes, 100 Gb/s Ethernet between them), nodes
+    that name no GPU type as V100s. `perf.network` replaces the links of the cluster, to compare networks.
     """
 
     name: ClassVar[str] = "network"
@@ -188,15 +188,15 @@ class Network(SpeedModel):
         links, size = _hops(self.links_of(cluster)), known.parameters * self.gradient_bytes
         group = max(spec.groups or (spec.gpus,))
         spans, share = tier >= TIER_RACK, -(-gpus // nodes)
-        # Inside a node, groups are the units, and each GPU has a link of its own to the other groups. Between nodes the
-        # nodes are, and a gang's GPUs on one share its network cards.
+        # Inside a node the units are groups, and each GPU has a link of its own to the other groups. Between nodes the
+        # units are nodes, and the GPUs of a gang on one node share its network cards.
         groups = 1 if not spec.groups else min(gpus, max(2, math.ceil(gpus / group)))
         units = np.where(spans, nodes, np.where(tier == TIER_GROUP, 1, groups))
         inside = np.where(spans & (share > group), TIER_NODE, TIER_GROUP)
         lanes = np.minimum(np.where(spans, self.nics_per_node, gpus), -(-gpus // units))
         talk = self._all_reduce(gpus, units, links.at(inside), links.at(np.maximum(tier, TIER_NODE)), lanes, size)
         inner_s = np.where(spans, talk.inside_s, talk.total_s)
-        # Two levels can save a few steps of latency over one: that does not make a wider placement the better one.
+        # Two levels can save a few steps of latency over one, but that must not make a wider placement the better one.
         inner_s[1] = max(inner_s[0], inner_s[1])
         narrower_s = inner_s[1] if gpus <= spec.gpus else 0.0
         wire_s = np.where(spans, np.maximum(talk.between_s, narrower_s - inner_s), 0.0)
@@ -205,7 +205,7 @@ class Network(SpeedModel):
     def _all_reduce(
         self, gpus: int, units: NDArray[np.int64], inside: Hop, between: Hop, lanes: NDArray[np.int64], size: float
     ) -> Talk:
-        """All buckets of one iteration, each shape by its fastest algorithm (or by the one that is set)."""
+        """The seconds for all buckets of one iteration; each shape uses its fastest algorithm, or the one chosen."""
         buckets = max(1, math.ceil(size / (self.bucket_mb * 1e6)))
         costs = list(_COSTS.values()) if self.algorithm == "auto" else [_COSTS[self.algorithm]]
         talks = [cost(gpus, units, inside, between, lanes, size / buckets) for cost in costs]
@@ -215,7 +215,7 @@ class Network(SpeedModel):
 
 
 def _tiers_in(cluster: Cluster) -> list[int]:
-    """The tiers over which a gang of this cluster can talk."""
+    """The tiers over which a gang of this cluster can communicate."""
     tiers = [TIER_NODE] if any(kind.gpus > 1 for kind in cluster.kinds) else []
     if cluster.num_nodes > cluster.num_racks:
         tiers.append(TIER_RACK)
@@ -223,7 +223,7 @@ def _tiers_in(cluster: Cluster) -> list[int]:
 
 
 def _bandwidth(links: Mapping[str, Link], tier: int) -> float | None:
-    """Gb/s of a tier; where only one of two twins is given (group and node, rack and cluster), it stands for both."""
+    """Gb/s of a tier. Of the twins group and node, or rack and cluster, one that is given stands for both."""
     twin = (TIER_NODE, TIER_GROUP, TIER_RACK + 1, TIER_RACK)[tier]
     for at in (tier, twin):
         link = links.get(TIERS[at])
@@ -232,8 +232,8 @@ def _bandwidth(links: Mapping[str, Link], tier: int) -> float | None:
     return None
 
 
-class _Tiers(NamedTuple):
-    """What a step costs in each tier."""
+class _TierCosts(NamedTuple):
+    """The cost of a step in each tier."""
 
     latency_s: NDArray[np.float64]
     bytes_per_s: NDArray[np.float64]
@@ -242,9 +242,9 @@ class _Tiers(NamedTuple):
         return Hop(self.latency_s[tier], self.bytes_per_s[tier])
 
 
-def _hops(links: Mapping[str, Link]) -> _Tiers:
-    """A wider tier is never better than a narrower one, whose links it passes through."""
+def _hops(links: Mapping[str, Link]) -> _TierCosts:
+    """The cost of each tier. A wider tier is never better than a narrower one, because it passes through its links."""
     given = [links.get(tier, Link()).latency_us for tier in TIERS]
     latency_us = [usual if us is None else us for us, usual in zip(given, USUAL_LATENCY_US, strict=True)]
     gbps = [_bandwidth(links, tier) or math.inf for tier in range(len(TIERS))]
-    return _Tiers(np.maximum.accumulate(latency_us) * 1e-6, np.minimum.accumulate(gbps) * 1e9 / 8)
+    return _TierCosts(np.maximum.accumulate(latency_us) * 1e-6, np.minimum.accumulate(gbps) * 1e9 / 8)

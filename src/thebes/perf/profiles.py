@@ -1,4 +1,4 @@
-"""The table of profiles of one workload on one cluster: the speed model is asked about every gang and shape."""
+"""The table of profiles of one workload on one cluster, made by asking the speed model about every gang and shape."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from thebes.perf.plans.profiles import PlanProfiles
 
 @dataclass(frozen=True)
 class JobProfiles:
-    """The table, and what each job needs to find its place in it."""
+    """The table, and what each job needs to find its rows in it."""
 
     table: Profiles
     first_row: NDArray[np.int64]  # per job
-    full_s: NDArray[np.float64]  # per job: the iteration that counts as speed 1
-    tier_speeds: NDArray[np.float64]  # [job, tier]: speed on as few nodes as possible inside that tier, 0: cannot fit
+    full_s: NDArray[np.float64]  # per job, the iteration that counts as speed 1
+    tier_speeds: NDArray[np.float64]  # [job, tier]: speed on the fewest nodes inside that tier; 0 if it does not fit
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class _Reach:
     nodes: int
 
     def nodes_in(self, gpus: int, tier: int) -> int:
-        """Fewest nodes inside this tier; 0 where the gang cannot fit."""
+        """The fewest nodes inside this tier that hold the gang; 0 if it does not fit."""
         room = (self.group_gpus, self.node_gpus, self.rack_gpus, self.kind_gpus)[tier]
         if gpus > room:
             return 0
@@ -83,7 +83,7 @@ def profiles_for(
     examples, jobs = _distinct(keys)
     distinct = np.stack([key[examples] for key in keys], axis=1)
     names, reaches = list(number), _reaches(cluster)
-    known: dict[tuple[int, int, int], Times] = {}  # elastic jobs of different sizes pass the same counts
+    known: dict[tuple[int, int, int], Times] = {}  # elastic jobs of different sizes ask for the same counts
     parts: list[Times] = []
     sizes: list[int] = []
     first_row, full_s = np.zeros(len(distinct), dtype=np.int64), np.zeros(len(distinct))
@@ -120,7 +120,7 @@ def profiles_for(
 def profiles_of_plans(
     plans: PlanProfiles, cluster: Cluster, number: NDArray[np.int64], asked: Execution, gpus: NDArray[np.int64]
 ) -> JobProfiles:
-    """Jobs with execution plans: speed 1 is the plan that each asked for, at its best placement."""
+    """Profiles of jobs with execution plans. Speed 1 is the plan that a job asked for, at its best placement."""
     reaches = _reaches(cluster)
     full_s, tier_speeds = np.zeros(len(number)), np.zeros((len(number), len(TIERS)))
     examples, jobs = _distinct((number, asked.plan, asked.cpus, gpus))
@@ -133,12 +133,27 @@ def profiles_of_plans(
     return JobProfiles(plans.table, asked.profile, full_s, tier_speeds)
 
 
+_MOST_CODES = 2**62
+
+
+def _renumbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """The values renumbered from 0 without gaps, in the same order; and how many different ones there are."""
+    distinct, number = np.unique(values, return_inverse=True)
+    return number.ravel().astype(np.int64), len(distinct)
+
+
 def _distinct(keys: tuple[NDArray[np.int64], ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """One job of each distinct combination, and the number of each job's combination."""
-    code = np.zeros(len(keys[0]), dtype=np.int64)
-    for key in keys:  # one column at a time: much faster than sorting whole rows of a million jobs
-        values, number = np.unique(key, return_inverse=True)
-        code = np.unique(code * len(values) + number.ravel(), return_inverse=True)[1].ravel()
+    """One job of each distinct combination, and for each job the number of its combination."""
+    code, room = np.zeros(len(keys[0]), dtype=np.int64), 1
+    for key in keys:  # packed into one number if possible: that is one sort, where a million rows would take many
+        low, span = int(key.min()), int(key.max()) - int(key.min()) + 1
+        if room * span >= _MOST_CODES:
+            code, room = _renumbered(code)
+            if span >= _MOST_CODES // room:
+                key, span = _renumbered(key)
+                low = 0
+        code = code * span + (key - low)
+        room *= span
     _, examples, of_job = np.unique(code, return_index=True, return_inverse=True)
     return examples, of_job.ravel()
 

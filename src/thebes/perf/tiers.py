@@ -1,4 +1,4 @@
-"""Speed models that need no measurements: none at all, or one slowdown per network tier."""
+"""Speed models that need no measurements: one in which placement is free, one with a slowdown per network tier."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Tiers(SpeedModel):
                 )
 
     def times(self, gang: Gang) -> Times:
-        """What a tier costs counts as communication: inside nodes it is nobody's, between them it is on the wires."""
+        """The cost of a tier counts as communication; between nodes it is on the wires, where others can disturb it."""
         known = self.models().get(gang.model or "")
         balanced = known is None or known.model_class == BALANCED
         talk_s = 1.0 / np.array(self.balanced if balanced else self.skewed)[gang.tier] - 1.0

@@ -1,4 +1,4 @@
-"""Where a job's GPUs are: the placements by name, with their parameters."""
+"""The placements by name, with their parameters: they say where a job's GPUs are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Count(Placement):
-    """Any free GPUs, lowest number first: GPUs are only counted. For comparison with simulators that do no more."""
+    """Any free GPUs, lowest number first: GPUs are only counted. It is for comparison with simulators of that kind."""
 
     name: ClassVar[str] = "count"
     code: ClassVar[int] = COUNT
@@ -47,7 +47,7 @@ class Yarn(Placement):
 
 @dataclass(frozen=True)
 class Consolidate(Placement):
-    """The fewest nodes that can hold the job now, in one rack if that costs no node more; best fit. Never waits."""
+    """The fewest nodes that can hold the job now, in one rack if that costs no node more; best fit. It never waits."""
 
     name: ClassVar[str] = "consolidate"
     code: ClassVar[int] = CONSOLIDATE
@@ -55,7 +55,7 @@ class Consolidate(Placement):
 
 @dataclass(frozen=True)
 class Relaxed(Placement):
-    """Anywhere, small fragments first, so that whole nodes stay free for those who need them."""
+    """Anywhere, small fragments first, so that whole nodes stay free for the jobs that need them."""
 
     name: ClassVar[str] = "relaxed"
     code: ClassVar[int] = RELAXED
@@ -65,7 +65,7 @@ class Relaxed(Placement):
 class Skew(Placement):
     """Tiresias: models dominated by one tensor get the fewest nodes possible or wait; all others go anywhere.
 
-    The limit can be learned, as in the paper: from how fast jobs ran that were spread over more nodes than they needed.
+    The limit can be learned, as in the paper, from how fast jobs ran that were spread over more nodes than they needed.
     """
 
     name: ClassVar[str] = "skew"
@@ -74,7 +74,7 @@ class Skew(Placement):
     pack_limit: float = parameter(
         0.3, "PACKLIMIT: consolidate models whose largest tensor has a larger share", low=0, high=1
     )
-    learn: bool = parameter(False, "start by consolidating nobody and learn the limit from speeds observed")
+    learn: bool = parameter(False, "start by consolidating no job and learn the limit from speeds observed")
 
     def strategy(self, seed: int) -> Strategy:
         return Strategy(self.code, np.array([np.inf if self.learn else self.pack_limit]), seed)

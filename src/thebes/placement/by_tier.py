@@ -1,7 +1,7 @@
-"""Where a gang sits inside one network tier: what Dally's offers and Themis's bids are made of.
+"""Where a gang sits inside one network tier; Dally's offers and Themis's bids are made of this.
 
-Best fit: the fewest nodes, then the fewest racks, then the tightest fit. Dally's released code takes the first instance
-that fits; its own comment says "smallest", which is what stands here.
+It is a best fit: the fewest nodes, then the fewest racks, then the tightest fit. Dally's released code takes the first
+instance that fits; its own comment says "smallest", and that is done here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def place_within(m: Machine, job: int, kind: int, gpus: int, tier: int, out: NDA
 
 @compiled
 def narrowest_tier(m: Machine, kind: int, gpus: int) -> int:
-    """The narrowest tier in which so many free GPUs lie together now; -1 when there are not enough."""
+    """The narrowest tier in which so many free GPUs lie together now; -1 if there are not enough."""
     if m.kinds[kind].free < gpus:
         return -1
     for level in range(gpus, m.kinds[kind].gpus_per_node + 1):
@@ -109,7 +109,7 @@ def _in_a_rack(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64
 
 @inner
 def _anywhere(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
-    """One node, else one rack if that costs no node more, else the emptiest nodes, rack by rack."""
+    """Place the gang on one node, else in one rack if that costs no node more, else on the emptiest nodes, by rack."""
     if _in_a_node(m, job, kind, gpus, out):
         return True
     size = m.kinds[kind].gpus_per_node
@@ -120,9 +120,9 @@ def _anywhere(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64]
     at = ZERO
     for level in range(size, 0, -1):
         while at < gpus and m.level_nodes[kind, level] > 0:
-            if gpus - at <= level:  # the rest fits on one node: the tightest
+            if gpus - at <= level:  # the rest fits on one node, and the tightest fit is taken
                 return _fill_up(m, job, kind, gpus, NONE, out, at) == gpus
-            best = ZERO  # the rack with most nodes of this level: few racks are used up
+            best = ZERO  # the rack with most nodes of this level, so that few racks are used up
             for rack in range(m.rack_free.shape[0]):
                 if m.rack_level[rack, kind, level] > m.rack_level[best, kind, level]:
                     best = rack
@@ -133,7 +133,7 @@ def _anywhere(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64]
 
 @inner
 def _fill_up(m: Machine, job: int, kind: int, gpus: int, rack: int, out: NDArray[np.int64], at: int) -> int:
-    """The fewest nodes of this rack (or of all): the emptiest ones, and the tightest for the rest."""
+    """Use the fewest nodes of this rack (or of all): the emptiest ones, and for the rest the one that fits tightest."""
     size = m.kinds[kind].gpus_per_node
     while at < gpus:
         rest = gpus - at

@@ -1,4 +1,4 @@
-"""LWF-kappa, least workload first, on GPUs that may hold several jobs; and what it is compared with.
+"""LWF-kappa, least workload first, on GPUs that may hold several jobs; and the rules with which it is compared.
 
 Wang et al., "Communication contention aware scheduling of multiple deep learning training jobs" (arXiv 2002.10105):
 a gang of up to kappa workers takes the GPUs with the least work left, wherever they are; a larger one walks the nodes
@@ -11,16 +11,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import inner
+from thebes.model.compiled import inlined, inner
 from thebes.model.machine import Machine
 from thebes.placement.strategies import mix, sort_gpus
 
-# How the GPUs of a gang are chosen, by name.
+# The ways in which the GPUs of a gang are chosen.
 LEAST_WORKLOAD, FIRST_FIT, SCATTERED = range(3)
 CHOICES = {"lwf": LEAST_WORKLOAD, "first-fit": FIRST_FIT, "random": SCATTERED}
 
 
-@inner
+@inlined
 def choose(
     m: Machine,
     choice: int,
@@ -32,7 +32,7 @@ def choose(
     room: NDArray[np.bool_],
     out: NDArray[np.int64],
 ) -> bool:
-    """GPUs for `workers` among those with `room`, sorted, in `out`; no, if there are too few."""
+    """Write GPUs for `workers` workers, out of those with `room`, sorted, to `out`; False if there are too few."""
     roomy = 0
     for gpu in range(room.size):
         roomy += room[gpu]
@@ -48,7 +48,7 @@ def choose(
     return True
 
 
-@inner
+@inlined
 def lwf(
     m: Machine,
     kappa: int,
@@ -57,7 +57,7 @@ def lwf(
     room: NDArray[np.bool_],
     out: NDArray[np.int64],
 ) -> None:
-    """LWF-kappa; `room` has enough GPUs. Ties go to the lower number."""
+    """Choose by LWF-kappa, where `room` has enough GPUs. Ties go to the lower number."""
     if workers <= kappa:
         _least_loaded(load_s, room, 0, room.size, workers, out, 0)
         return
@@ -86,7 +86,7 @@ def _least_loaded(
     out: NDArray[np.int64],
     at: int,
 ) -> int:
-    """GPUs from first to last, least work first, until there are enough workers; returns how many there are."""
+    """Take GPUs from first to last, least work first, until there are enough; returns how many there are."""
     began = at
     while at < workers:
         best = -1
@@ -104,9 +104,9 @@ def _least_loaded(
     return at
 
 
-@inner
+@inlined
 def first_fit(workers: int, room: NDArray[np.bool_], out: NDArray[np.int64]) -> None:
-    """The lowest-numbered GPUs with room: they fill up to the brim before the next is used."""
+    """Take the lowest-numbered GPUs with room, so that each is filled up before the next is used."""
     at = 0
     for gpu in range(room.size):
         if room[gpu] and at < workers:
@@ -114,9 +114,9 @@ def first_fit(workers: int, room: NDArray[np.bool_], out: NDArray[np.int64]) -> 
             at += 1
 
 
-@inner
+@inlined
 def scattered(seed: int, job: int, workers: int, room: NDArray[np.bool_], out: NDArray[np.int64]) -> None:
-    """Any GPUs with room, all sets alike, by seed and job."""
+    """Take any GPUs with room, each set with equal chance, by seed and job."""
     open_gpus = np.flatnonzero(room)
     state = mix(np.uint64(seed) ^ mix(np.uint64(job)))
     for at in range(workers):

@@ -8,16 +8,17 @@ References: Tiresias (NSDI'19) section 3.4 for `skew`; the authors' simulator fo
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import compiled, inner
+from thebes.model.compiled import compiled, inlined, inner
 from thebes.model.machine import NONE, ZERO, Machine, next_node, take
 
-ONE = np.int64(1)
-LENIENT, STRICT = np.bool_(False), np.bool_(True)
+ONE: Any = np.int64(1)
+LENIENT: Any = np.bool_(False)
+STRICT: Any = np.bool_(True)
 COUNT, YARN, CONSOLIDATE, RELAXED, SKEW, RANDOM, LWF = range(7)
 
 
@@ -25,16 +26,17 @@ class Strategy(NamedTuple):
     """A placement with its parameters, in the form that compiled code takes."""
 
     code: int
-    pack_limit: NDArray[np.float64]  # one cell: `skew` may learn it while it runs
+    pack_limit: NDArray[np.float64]  # one cell, because `skew` may learn it while it runs
     seed: int
-    kappa: int = 1  # `lwf`: gangs up to this size are spread
+    kappa: int = 1  # for `lwf`: gangs up to this size are spread
 
 
 @compiled
 def place(
     m: Machine,
     s: Strategy,
-    job: int,
+    row: int,
+    job_id: int,
     attempt: int,
     kind: int,
     gpus: int,
@@ -42,31 +44,32 @@ def place(
     skew: float,
     out: NDArray[np.int64],
 ) -> bool:
-    """Try to give `gpus` GPUs of `kind` to `job`; on success `out` is sorted.
+    """Try to give `gpus` GPUs of `kind` to the job in this row of the table; on success `out` is sorted.
 
-    `nodes` other than 0 is the user's own wish, which no strategy overrules: so many nodes, evenly.
+    What is drawn is drawn by `job_id` and `attempt`: rows are numbered anew, and that must not move a job.
+    `nodes` other than 0 is the user's own request for so many nodes, evenly, which no strategy overrules.
     """
     if m.kinds[kind].free < gpus:
         return False
     if nodes > 0:
-        placed = _on_so_many_nodes(m, job, kind, gpus, nodes, out)
+        placed = _on_so_many_nodes(m, row, kind, gpus, nodes, out)
     elif s.code == COUNT:
-        placed = _first_free(m, job, kind, gpus, out)
+        placed = _first_free(m, row, kind, gpus, out)
     elif s.code == YARN:
-        placed = _under_one_switch(m, job, kind, gpus, out)
+        placed = _under_one_switch(m, row, kind, gpus, out)
     elif s.code == CONSOLIDATE:
-        placed = _fewest_nodes(m, job, kind, gpus, out, LENIENT)
+        placed = _fewest_nodes(m, row, kind, gpus, out, LENIENT)
     elif s.code == SKEW:
         if skew > s.pack_limit[0]:
-            placed = _fewest_nodes(m, job, kind, gpus, out, STRICT)
+            placed = _fewest_nodes(m, row, kind, gpus, out, STRICT)
         else:
-            placed = _fill_fragments(m, job, kind, gpus, out)
+            placed = _fill_fragments(m, row, kind, gpus, out)
     elif s.code == RELAXED:
-        placed = _fill_fragments(m, job, kind, gpus, out)
+        placed = _fill_fragments(m, row, kind, gpus, out)
     elif s.code == LWF:
-        placed = _least_work_first(m, s.kappa, job, kind, gpus, out)
+        placed = _least_work_first(m, s.kappa, row, kind, gpus, out)
     else:
-        placed = _random(m, s.seed, job, attempt, kind, gpus, out)
+        placed = _random(m, s.seed, row, job_id, attempt, kind, gpus, out)
     if placed:
         sort_gpus(out[:gpus])
     return placed
@@ -74,7 +77,7 @@ def place(
 
 @inner
 def sort_gpus(values: NDArray[np.int64]) -> None:
-    """Insertion sort: strategies write nearly sorted runs, and most gangs are small."""
+    """An insertion sort, because strategies write nearly sorted runs, and most gangs are small."""
     for i in range(1, values.size):
         value, j = values[i], i - 1
         while j >= 0 and values[j] > value:
@@ -83,9 +86,9 @@ def sort_gpus(values: NDArray[np.int64]) -> None:
         values[j + 1] = value
 
 
-@inner
+@inlined
 def _on_so_many_nodes(m: Machine, job: int, kind: int, gpus: int, nodes: int, out: NDArray[np.int64]) -> bool:
-    """An equal part on each of `nodes` nodes, those first that have the least room to spare."""
+    """Put an equal part on each of `nodes` nodes; those with the least room to spare come first."""
     share, size = gpus // nodes, m.kinds[kind].gpus_per_node
     roomy = 0
     for level in range(share, size + 1):
@@ -93,7 +96,7 @@ def _on_so_many_nodes(m: Machine, job: int, kind: int, gpus: int, nodes: int, ou
     if roomy < nodes:
         return False
     at, level = ZERO, share
-    while at < gpus:  # a node that gave its part falls below this level, so none is taken twice
+    while at < gpus:  # a node that gave its part falls below this level, so that no node is taken twice
         node = next_node(m, kind, level, ZERO)
         if node < 0:
             level += 1
@@ -104,7 +107,7 @@ def _on_so_many_nodes(m: Machine, job: int, kind: int, gpus: int, nodes: int, ou
 
 @inner
 def _first_free(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
-    """`count`: GPUs are interchangeable; the lowest-numbered free ones are taken."""
+    """`count`: GPUs are interchangeable, and the lowest-numbered free ones are taken."""
     at, start = ZERO, ZERO
     while at < gpus:
         node = NONE
@@ -117,9 +120,9 @@ def _first_free(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int6
     return True
 
 
-@inner
+@inlined
 def _under_one_switch(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
-    """`yarn`: first fit on one node, or idle nodes and one for the rest under the first switch with room; else wait."""
+    """`yarn`: first fit on one node, or idle nodes and one for the rest under the first switch with room; or wait."""
     size = m.kinds[kind].gpus_per_node
     if gpus <= size:
         node = NONE
@@ -166,7 +169,7 @@ def _next_in_rack(m: Machine, kind: int, level: int, rack: int, start: int) -> i
 def _fewest_nodes(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64], strict: bool) -> bool:
     """`consolidate`: the fewest nodes that can hold the gang now, best fit; in one rack where that costs no node more.
 
-    Strict: refuse unless the gang fits on as few nodes as on an idle cluster.
+    A strict one refuses unless the gang fits on as few nodes as on an idle cluster.
     """
     size = m.kinds[kind].gpus_per_node
     for level in range(gpus, size + 1):
@@ -195,7 +198,7 @@ def _fewest_nodes(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.in
 
 @inner
 def nodes_needed(level_nodes: NDArray[np.int64], gpus: int, size: int) -> int:
-    """Nodes that `gpus` GPUs take when the emptiest nodes are used first."""
+    """How many nodes `gpus` GPUs take when the emptiest nodes are used first."""
     needed, rest = 0, gpus
     for level in range(size, 0, -1):
         use = min(level_nodes[level], -(-rest // level))
@@ -233,12 +236,12 @@ def emptiest(m: Machine, kind: int, size: int, rack: int) -> int:
 
 @inner
 def _fill_fragments(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
-    """`relaxed`: anywhere, using up the smallest fragments first so that whole nodes stay whole for others."""
+    """`relaxed`: anywhere, with the smallest fragments first, so that whole nodes stay whole for others."""
     size = m.kinds[kind].gpus_per_node
     at, level = ZERO, ONE
     while at < gpus:
         rest = gpus - at
-        if rest <= size and m.level_nodes[kind, rest] > 0:  # an exact fit ends it without a new fragment
+        if rest <= size and m.level_nodes[kind, rest] > 0:  # an exact fit leaves no new fragment
             at = take(m, job, next_node(m, kind, rest, ZERO), rest, out, at)
             continue
         while level < min(rest, size) and m.level_nodes[kind, level] == 0:
@@ -250,7 +253,7 @@ def _fill_fragments(m: Machine, job: int, kind: int, gpus: int, out: NDArray[np.
     return True
 
 
-@inner
+@inlined
 def _least_work_first(m: Machine, kappa: int, job: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
     """`lwf` where GPUs are exclusive: a free GPU has no work left, and the work on a node is its busy GPUs.
 
@@ -274,23 +277,26 @@ def mix(x: np.uint64) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
-@inner
-def _random(m: Machine, seed: int, job: int, attempt: int, kind: int, gpus: int, out: NDArray[np.int64]) -> bool:
-    """`random`: each GPU from a random node, scanning on to the next node with a free one."""
+@inlined
+def _random(
+    m: Machine, seed: int, row: int, job_id: int, attempt: int, kind: int, gpus: int, out: NDArray[np.int64]
+) -> bool:
+    """`random`: each GPU comes from a random node, or from the next node with a free one."""
     nodes = m.nodes.size
-    state = mix(np.uint64(seed) ^ mix(np.uint64(job) ^ mix(np.uint64(attempt))))
+    state = mix(np.uint64(seed) ^ mix(np.uint64(job_id) ^ mix(np.uint64(attempt))))
     for at in range(gpus):
         state = mix(state)
-        node = np.int64(state % np.uint64(nodes))
+        node: Any = np.int64(state % np.uint64(nodes))
         while m.nodes[node].node_kind != kind or m.nodes[node].free == 0:
             node = (node + 1) % nodes
-        take(m, job, node, ONE, out, at)
+        take(m, row, node, ONE, out, at)
     return True
 
 
-def max_gang(m: Machine, code: int, kind: int) -> int:
-    """The largest gang of this kind that the strategy can ever place, on an idle cluster."""
+def largest_gangs(m: Machine, code: int) -> list[int]:
+    """For each kind, the largest gang that the strategy can ever place, on an idle cluster."""
+    kinds = range(len(m.kinds))
     if code != YARN:
-        return int(m.kinds["total"][kind])
-    here = m.nodes["node_kind"] == kind
-    return int(np.bincount(m.nodes["rack"][here], weights=m.nodes["gpus"][here]).max())
+        return [int(m.kinds["total"][kind]) for kind in kinds]
+    here = [m.nodes["node_kind"] == kind for kind in kinds]
+    return [int(np.bincount(m.nodes["rack"][mine], weights=m.nodes["gpus"][mine]).max()) for mine in here]

@@ -9,21 +9,24 @@ The turns and the transfers are played out, iteration by iteration, in thebes.si
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import compiled, entry, inner
+from thebes.model.compiled import compiled, entry, inlined, inner, maker
 from thebes.model.decision import HOLDS, MAX_SHARERS, NO_GPUS, OVER_QUOTA, Decision
 from thebes.model.errors import UserError, nearest
-from thebes.model.jobs import HELD, JobTable, gpus_of
+from thebes.model.facts import DURATIONS, PROFILES
+from thebes.model.jobs import HELD, JobTable, copy_numbers, gpus_of
 from thebes.model.machine import BLOCKED, Machine, tier_spanned
 from thebes.model.parameters import parameter
-from thebes.model.view import DURATIONS, PROFILES, View
+from thebes.model.view import View
+from thebes.placement import Count, Lwf, Placement, Random
 from thebes.placement.lwf import CHOICES, choose
-from thebes.policy.base import Policy
+from thebes.policy.base import ITERATIONS, Policy
 
 ADA_DUAL = "ada-dual"
 SRSF = "srsf"
@@ -61,6 +64,7 @@ class AdaSrsf(Policy):
     paper: ClassVar[str] = "LWF-kappa, AdaDUAL and Ada-SRSF (arXiv 2002.10105)"
     needs: ClassVar[frozenset[str]] = frozenset({DURATIONS, PROFILES})
     shares: ClassVar[bool] = True
+    grain: ClassVar[str] = ITERATIONS
 
     placement: str = parameter("lwf", "lwf, first-fit or random")
     kappa: int = parameter(1, "lwf: jobs of up to so many GPUs are spread, larger ones consolidated", low=0)
@@ -108,13 +112,25 @@ class AdaSrsf(Policy):
         if not (np.isfinite(value) and value >= low):
             raise UserError(f"{self.name}: {key}={value:g} must be at least {low:g}", hint=hint)
 
+    def default_placement(self) -> Placement:
+        """Its own placement, because no other one can put several jobs on a GPU."""
+        return {"lwf": Lwf(self.kappa), "first-fit": Count(), "random": Random()}[self.placement]
+
+    def ignores(self) -> Mapping[str, str]:
+        return {
+            "placement": f"it places several jobs on a GPU, by its own parameters {self.name}.placement="
+            f"{self.placement} and {self.name}.kappa={self.kappa}",
+            "contention": f"its transfers meet by its own law ({self.name}.b_ms_per_mb, {self.name}.eta_ms_per_mb)",
+            "interference": "jobs on one GPU take turns, task by task, and do not slow each other down otherwise",
+        }
+
     @property
     def eta_over_b(self) -> float:
         return self.eta_ms_per_mb / self.b_ms_per_mb
 
     @property
     def most_met(self) -> int:
-        """Other transfers that a new one may meet on its nodes."""
+        """How many other transfers a new one may meet on its nodes."""
         return 1 if self.admission == ADA_DUAL else self.n - 1
 
     @property
@@ -123,24 +139,25 @@ class AdaSrsf(Policy):
         return float(ada_dual_bound(self.eta_over_b)) if self.admission == ADA_DUAL else np.inf
 
     def decide(self, view: View) -> Decision:
-        """Who is placed stays; waiting jobs are placed by ascending service, those that find no room wait on."""
+        """Placed jobs stay; waiting jobs are placed by ascending service, and those that find no room go on waiting."""
         jobs = view.jobs
         waiting = np.flatnonzero(~jobs.running)
         service = (jobs.duration_s * jobs.gpus)[waiting]
         order = waiting[np.lexsort((jobs.rows[waiting], service, -jobs.priority[waiting]))]
         tier_speeds = np.stack([jobs.speed_in(tier) for tier in range(4)], axis=1)
+        speed = np.where(np.isnan(jobs.speed), tier_speeds[np.arange(len(jobs)), jobs.tier], jobs.speed)
         fate, rows, gpus, shares = _place_waiting(
-            view._table,  # pyright: ignore[reportPrivateUsage]
+            view.board.table,
             view.machine,
-            view._sketch.slots,  # pyright: ignore[reportPrivateUsage]
+            view.board.sketch.slots,
             jobs.rows,
             order,
             jobs.remaining_s,
-            jobs.speed,
+            speed,  # as measured, or as profiled until then
             tier_speeds,
             CHOICES[self.placement],
             self.kappa,
-            view._strategy.seed,  # pyright: ignore[reportPrivateUsage]
+            view.board.strategy.seed,
         )
         return Decision(rows=rows, gpus=gpus, fate=fate, shares=shares)
 
@@ -176,7 +193,7 @@ class Srsf3(Srsf1):
     n: int = parameter(3, "srsf: so many transfers may meet on a node", low=1)
 
 
-@compiled
+@maker
 def place_waiting(
     table: JobTable,
     m: Machine,
@@ -190,7 +207,7 @@ def place_waiting(
     kappa: int,
     seed: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """(fate per job, then rows, GPUs and shares of those that hold). `slots` is room to draw the placements up in."""
+    """The fate per job, then rows, GPUs and shares of the jobs that hold. `slots` is room to work placements out."""
     jobs, size = table.jobs, m.gpus.size
     load_s, memory_gib, sharers = np.zeros(size), np.zeros(size), np.zeros(size, dtype=np.int64)
     fate = np.full(rows.size, NO_GPUS)
@@ -200,7 +217,7 @@ def place_waiting(
         if job.phase == HELD:
             fate[at] = HOLDS
             quota[job.tenant] -= job.width
-            slots[job.first_slot : job.first_slot + job.width] = gpus_of(table, rows[at])
+            copy_numbers(gpus_of(table, rows[at]), slots[job.first_slot :])
             _move_in(slots[job.first_slot : job.first_slot + job.width], job.memory_gib, memory_gib, sharers)
             _add_load(
                 slots[job.first_slot : job.first_slot + job.width], float(remaining_s[at]), float(speed[at]), load_s
@@ -209,7 +226,7 @@ def place_waiting(
     for gpu in range(size):
         open_gpus += sharers[gpu] < MAX_SHARERS and m.gpus[gpu].owner != BLOCKED
     room = np.zeros(size, dtype=np.bool_)
-    refused, refusals = np.empty(order.size, dtype=np.int64), 0  # who wants no less than one of these has no chance
+    refused, refusals = np.empty(order.size, dtype=np.int64), 0  # a job that wants as much has no chance
     for at in order:
         job = jobs[rows[at]]
         if open_gpus == 0:
@@ -264,12 +281,12 @@ def _move_in(
 
 @inner
 def _add_load(gpus: NDArray[np.int64], remaining_s: float, speed: float, load_s: NDArray[np.float64]) -> None:
-    """L_g grows by what the job still has to do here: compute, and communication where it spans nodes."""
+    """Add to L_g what the job still has to do here: compute, and communication if it spans nodes."""
     for gpu in gpus:
         load_s[gpu] += remaining_s / speed if speed > 0.0 else remaining_s
 
 
-@inner
+@inlined
 def _drawn_up(
     table: JobTable,
     slots: NDArray[np.int64],

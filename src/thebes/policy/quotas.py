@@ -1,4 +1,4 @@
-"""Guaranteed GPUs per tenant, as users write them (`vcA=40,vcB=24`): read and checked in one way for all policies."""
+"""Guaranteed GPUs per tenant, as users write them (`vcA=40,vcB=24`), read and checked in one way for all policies."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def read_quotas(text: str, policy: str) -> dict[str, float]:
 
 
 def check_names(named: Collection[str], what: str, policy: str, tenants: tuple[str, ...]) -> None:
-    """Only tenants that have jobs can be named."""
+    """Refuse names of tenants that have no jobs."""
     for name in named:
         if name not in tenants:
             raise UserError(f"{policy}: {what} name '{name}', which no job is of", hint=nearest(name, tenants))
 
 
 def check_sum(quotas: dict[str, float], policy: str, cluster: Cluster, rest: str) -> None:
-    """What is guaranteed to all must be there; `rest` says who uses what is left when some is lowered."""
+    """Refuse guarantees above what the cluster has; `rest` says what becomes of the rest if some are lowered."""
     promised = sum(quotas.values())
     if promised > cluster.total_gpus:
         raise UserError(

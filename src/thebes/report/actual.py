@@ -1,7 +1,7 @@
-"""What really happened, in the shape of a simulation's result: the first row beside what policies would have done.
+"""What really happened, in the shape of a simulation's result, as a row beside what policies would have done.
 
 The figures are those of any run, by the same definitions, from the times at which the site's own scheduler started and
-ended each job. They were made in another world, though: with nodes that failed, CPU jobs on the same nodes, limits and
+ended each job. But they come from another world, with nodes that failed, CPU jobs on the same nodes, and limits and
 reservations that no export tells of. `CAVEAT` says so wherever they are shown.
 """
 
@@ -13,13 +13,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from thebes.model.arrays import Floats
 from thebes.model.cluster import Cluster
 from thebes.model.trace import Trace
 from thebes.report.fairness import rho_of
 from thebes.report.metrics import summarise
-from thebes.sim.result import EVENT_KINDS, Result
-
-Floats = NDArray[np.float64]
+from thebes.report.result import EVENT_KINDS, Result
 
 LABEL = "(as it was)"
 PLACEMENT = "the site's own"
@@ -32,7 +31,7 @@ CAVEAT = (
 
 @dataclass(frozen=True)
 class _Runs:
-    """Every start: which job, from when to when, and whether it was the job's first and its last."""
+    """Every start: its job, its beginning and end, and whether it was the job's first and its last."""
 
     job: NDArray[np.int64]
     start_s: Floats
@@ -42,7 +41,7 @@ class _Runs:
 
 
 def actual(trace: Trace, runs: pl.DataFrame, cluster: Cluster) -> Result:
-    """The outcome of a history: `runs` has the columns job (row of the trace), start_s and end_s, sorted by them."""
+    """The outcome of a history. `runs` has the columns job (row of the trace), start_s and end_s, sorted by them."""
     known = _runs(runs)
     jobs = _jobs(trace, known, cluster.total_gpus)
     events = _events(jobs, known)
@@ -108,7 +107,7 @@ def _jobs(trace: Trace, runs: _Runs, total_gpus: int) -> pl.DataFrame:
         "useful_gpu_s": gpus * duration_s,
         "overhead_gpu_s": np.zeros(len(gpus)),
         "lost_gpu_s": gpus * earlier_s,
-        "idle_held_gpu_s": np.maximum(gpus * (held_s - duration_s - earlier_s), 0.0),  # while Slurm had it suspended
+        "idle_held_gpu_s": np.maximum(gpus * (held_s - duration_s - earlier_s), 0.0),  # Slurm had it suspended
         "spread_gpu_s": np.full(len(gpus), np.nan),
         "ran_s": duration_s + earlier_s,
         "comm_s": np.full(len(gpus), np.nan),
@@ -147,7 +146,7 @@ def _timeline(jobs: pl.DataFrame, runs: _Runs) -> pl.DataFrame:
     submit_s, gpus = jobs["submit_s"].to_numpy(), jobs["gpus"].to_numpy().astype(np.int64)
     of_run = gpus[runs.job]
     one, again = np.ones(len(runs.job), np.int64), (~runs.last).astype(np.int64)
-    parts = (  # when, and by what busy GPUs, waiting jobs, running jobs and waiting GPUs change
+    parts = (  # for each instant, the change of busy GPUs, waiting jobs, running jobs and waiting GPUs
         (submit_s, 0 * gpus, np.ones(len(gpus), np.int64), 0 * gpus, gpus),
         (runs.start_s, of_run, -one, one, -of_run),
         (runs.end_s, -of_run, again, -one, of_run * again),

@@ -1,8 +1,9 @@
 """The charts of the page, as the plain dictionaries that plotly.js draws.
 
-Colours are names of the page's own colours (`@ink`, `@c0`, …), which the page resolves when it draws: one file serves
-a light screen, a dark one and paper. A run keeps its colour through all charts; the colours follow Okabe and Ito's set
-for colour-blind readers, and where there are more runs than colours, dashes and hatches tell the second round apart.
+Colours are names of the page's own colours (`@ink`, `@c0`, …), which the page resolves when it draws, so that one file
+serves a light screen, a dark one and paper. A run keeps its colour through all charts. The colours follow Okabe and
+Ito's set for colour-blind readers; where there are more runs than colours, dashes and hatches tell the second round
+apart.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import numpy as np
 from thebes.report import series, units
 from thebes.report.fairness import rho_of
 from thebes.report.metrics import Floats, column
-from thebes.sim.result import Result
+from thebes.report.result import Result
 
-Json = dict[str, object]
+PlotlyPart = dict[str, object]
 
-HUES = 7  # @c0 … @c6; the first is a neutral for the run that others are measured against
+HUES = 7  # @c0 … @c6; the first is neutral, for the run with which others are compared
 DASHES = ("solid", "dash", "dot")
 HATCHES = ("", "/", "x")
 PART_COLOURS = {
@@ -40,7 +41,7 @@ SYMBOLS = ("circle", "diamond", "cross")
 class Look:
     """How one run is drawn, everywhere."""
 
-    label: str  # escaped: plotly.js reads a few tags in text
+    label: str  # escaped, because plotly.js reads a few tags in text
     hue: int
     round: int
 
@@ -59,19 +60,19 @@ class Look:
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing and the words around it. A trace's `meta` is its run, by which the reader can single one out."""
+    """A drawing and the words around it. A trace's `meta` is its run, so that the reader can single one out."""
 
     key: str
     title: str
     caption: str
     height: int
-    data: list[Json]
-    layout: Json = field(default_factory=dict)
+    data: list[PlotlyPart]
+    layout: PlotlyPart = field(default_factory=dict)
     wide: bool = False
 
 
 def looks(labels: Sequence[str]) -> list[Look]:
-    """Colours in the order of the runs. A run on its own has no need of the neutral."""
+    """Colours in the order of the runs. A single run does not get the neutral one."""
     if len(labels) == 1:
         return [Look(short(labels[0]), 1, 0)]
     return [Look(short(label), *_hue_and_round(i)) for i, label in enumerate(labels)]
@@ -80,7 +81,7 @@ def looks(labels: Sequence[str]) -> list[Look]:
 def _hue_and_round(index: int) -> tuple[int, int]:
     if index < HUES:
         return index, 0
-    # The neutral is not used again: dashed grey would look like a grid line.
+    # The neutral colour is not used again, because dashed grey would look like a grid line.
     later, hue = divmod(index - HUES, HUES - 1)
     return 1 + hue, 1 + later
 
@@ -129,7 +130,7 @@ def rho_chart(results: Sequence[Result], styles: Sequence[Look]) -> Chart:
         floor=0.1,
         scale=Scale(units.figure, units.decades, "a rho of "),
     )
-    fair: Json = {
+    fair: PlotlyPart = {
         "type": "line",
         "x0": 1,
         "x1": 1,
@@ -156,7 +157,7 @@ def tenant_chart(results: Sequence[Result], styles: Sequence[Look]) -> Chart | N
     names = sorted(worst, key=lambda name: (-worst[name], name))[:TENANTS_DRAWN]
     if len(names) < 2:
         return None
-    data: list[Json] = []
+    data: list[PlotlyPart] = []
     for i, (one, look) in enumerate(zip(told, styles, strict=True)):
         rows = [row for row, name in enumerate(names) if name in one]
         data.append(
@@ -174,7 +175,7 @@ def tenant_chart(results: Sequence[Result], styles: Sequence[Look]) -> Chart | N
         )
     shown = np.array([value for one in told for name, value in one.items() if name in names])
     ticks = units.decades(shown)
-    layout: Json = {
+    layout: PlotlyPart = {
         "xaxis": {
             "type": "log",
             "title": {"text": "rho (log scale)"},
@@ -206,7 +207,7 @@ def tenant_chart(results: Sequence[Result], styles: Sequence[Look]) -> Chart | N
 
 @dataclass(frozen=True)
 class Scale:
-    """How the values of a distribution are said: one by one, on the axis, and in a sentence."""
+    """How the values of a distribution are written: alone, on the axis, and in a sentence."""
 
     say: Callable[[float], str] = units.duration
     ticks: Callable[[Floats], dict[float, str]] = units.log_ticks
@@ -224,15 +225,16 @@ def _distribution(
     *,
     floor: float | None = None,
     scale: Scale = DURATIONS,
-) -> tuple[list[Json], Json]:
+) -> tuple[list[PlotlyPart], PlotlyPart]:
     known = np.concatenate([v[np.isfinite(v) & (v > 0)] for v in values]) if values else np.empty(0)
     low = floor if floor is not None else float(known.min()) if len(known) else 1.0
     ticks = scale.ticks(np.append(np.maximum(known, low), low))
     end = max(float(known.max()) if len(known) else 10.0, low * 10)
-    data: list[Json] = []
+    data: list[PlotlyPart] = []
     for i, (one, look, n) in enumerate(zip(values, styles, jobs, strict=True)):
         x, y = series.cumulative(one, of=n, floor=low)
-        # From the axis (where a floor gathers the smallest values, at their share) and level out to the end.
+        # The curve starts at the axis (where a floor gathers the smallest values, at their share) and is level at the
+        # end.
         start = [] if floor is not None else [0.0]
         x, y = np.concatenate([[low] * len(start), x, [end]]), np.concatenate([start, y, y[-1:] if len(y) else [0.0]])
         data.append(
@@ -248,7 +250,7 @@ def _distribution(
                 "hovertemplate": f"{look.label}: %{{y:.1f}}% within {scale.within}%{{customdata}}<extra></extra>",
             }
         )
-    layout: Json = {
+    layout: PlotlyPart = {
         "xaxis": {
             "type": "log",
             "title": {"text": f"{title} (log scale)"},
@@ -289,9 +291,9 @@ def class_charts(results: Sequence[Result], styles: Sequence[Look]) -> list[Char
 
 def _bars(
     means: Sequence[float | None], medians: Sequence[float | None], styles: Sequence[Look]
-) -> tuple[list[Json], Json]:
+) -> tuple[list[PlotlyPart], PlotlyPart]:
     largest = max((value for value in (*means, *medians) if value is not None), default=1.0) or 1.0
-    data: list[Json] = []
+    data: list[PlotlyPart] = []
     rows = list(range(len(styles)))
     for i, (mean, median, look) in enumerate(zip(means, medians, styles, strict=True)):
         said = units.duration(mean)
@@ -324,7 +326,7 @@ def _bars(
                     "hoverinfo": "skip",
                 }
             )
-    # The words stand in a column of their own at the right: bars of any length stay comparable and nothing overlaps.
+    # The words stand in a column of their own at the right, so that bars stay comparable and nothing overlaps.
     notes = [
         {
             "x": 1,
@@ -338,7 +340,7 @@ def _bars(
         }
         for row in rows
     ]
-    layout: Json = {
+    layout: PlotlyPart = {
         "xaxis": {
             "visible": False,
             "range": [0, largest * 1.3],
@@ -353,7 +355,7 @@ def _bars(
     return data, layout
 
 
-def _run_axis(styles: Sequence[Look]) -> Json:
+def _run_axis(styles: Sequence[Look]) -> PlotlyPart:
     return {
         "tickvals": list(range(len(styles))),
         "ticktext": [f"{look.label} " for look in styles],
@@ -371,7 +373,7 @@ def _row_height(runs: int) -> int:
     return 34 if runs <= 4 else 26
 
 
-def _pattern(look: Look) -> Json:
+def _pattern(look: Look) -> PlotlyPart:
     if not look.hatch:
         return {"shape": ""}
     return {"shape": look.hatch, "fillmode": "overlay", "fgcolor": "@paper", "fgopacity": 1, "size": 6, "solidity": 0.3}
@@ -408,7 +410,7 @@ def queue_chart(results: Sequence[Result], styles: Sequence[Look]) -> Chart:
 
 
 def _round_up(value: float) -> float:
-    """A round number that is not less, for the top of an axis."""
+    """A round number that is not smaller, for the top of an axis."""
     power = 10.0 ** np.floor(np.log10(max(value, 1.0)))
     return float(next(step * power for step in (1, 2, 3, 4, 5, 6, 8, 10) if step * power >= value))
 
@@ -436,15 +438,15 @@ def _rows_over_time(
     *,
     top: float,
     suffix: str,
-    say,
-) -> tuple[list[Json], Json, str]:
+    say: Callable[[series.Steps], str],
+) -> tuple[list[PlotlyPart], PlotlyPart, str]:
     begin, end = series.first_submit(results), series.last_instant(results)
     unit = units.axis_unit(end - begin)
     width_s = (end - begin) / series.MAX_POINTS or None
     thinned = [series.thin(curve, width_s=width_s) for curve in curves]
     binned = any(small is not curve for small, curve in zip(thinned, curves, strict=True))
-    data: list[Json] = []
-    layout: Json = {
+    data: list[PlotlyPart] = []
+    layout: PlotlyPart = {
         "margin": {"l": 50, "r": 12, "t": 20, "b": 42},
         "showlegend": False,
         "hovermode": "closest",
@@ -455,7 +457,7 @@ def _rows_over_time(
             "showgrid": False,
         },
     }
-    notes: list[Json] = []
+    notes: list[PlotlyPart] = []
     ticks = [0.0, top / 2, top] if (top / 2).is_integer() else [0.0, top]
     gap = 24 / (_rows_height(len(styles)) - 62)  # room for the names between rows, as a share of the plot
     row = (1 - gap * (len(styles) - 1)) / len(styles)
@@ -484,7 +486,7 @@ def _rows_over_time(
                 "hovertemplate": f"{look.label}: %{{y:.4~g}}{suffix} at %{{x:.4~g}} {unit.name}<extra></extra>",
             }
         )
-        shared: Json = {
+        shared: PlotlyPart = {
             "xref": "paper",
             "yref": "paper",
             "y": ceiling,
@@ -494,7 +496,7 @@ def _rows_over_time(
         }
         if len(styles) > 1:
             text = f"<b>{look.label}</b>"
-            font: Json = {"color": look.colour, "size": 12}
+            font: PlotlyPart = {"color": look.colour, "size": 12}
             notes.append({**shared, "x": 0, "xanchor": "left", "text": text, "font": font})
         notes.append(
             {**shared, "x": 1, "xanchor": "right", "text": say(curve), "font": {"size": 11, "color": "@muted"}}
@@ -509,7 +511,7 @@ def account_chart(metrics: Sequence[Mapping[str, object]], styles: Sequence[Look
     accounts = [series.account(one) for one in metrics]
     largest = max((sum(max(v, 0.0) for v in one.values()) for one in accounts), default=0.0)
     unit, name = (units.HOUR_S, "GPU-hours") if largest >= 10 * units.HOUR_S else (1.0, "GPU-seconds")
-    data: list[Json] = []
+    data: list[PlotlyPart] = []
     for part, words in series.ACCOUNT_PARTS.items():
         values = [max(one[part], 0.0) for one in accounts]
         if not any(values):
@@ -524,7 +526,7 @@ def account_chart(metrics: Sequence[Mapping[str, object]], styles: Sequence[Look
                 "y": list(range(len(styles))),
                 "width": 0.66,
                 "marker": {"color": PART_COLOURS[part], "line": {"width": 0}},
-                # A share is written into its bar where there is room for it; the others are in the table below.
+                # A share is written into its bar if there is room for it; the table below has the others.
                 "text": [units.share(v / w) if v > 0.09 * largest else "" for v, w in zip(values, wholes, strict=True)],
                 "textposition": "inside",
                 "insidetextanchor": "middle",
@@ -537,7 +539,7 @@ def account_chart(metrics: Sequence[Mapping[str, object]], styles: Sequence[Look
                 "hovertemplate": "%{customdata}<extra></extra>",
             }
         )
-    layout: Json = {
+    layout: PlotlyPart = {
         "barmode": "stack",
         "uniformtext": {"mode": "hide", "minsize": 10},
         "showlegend": False,
@@ -557,7 +559,7 @@ def account_chart(metrics: Sequence[Mapping[str, object]], styles: Sequence[Look
 
 
 def gantt_charts(results: Sequence[Result], styles: Sequence[Look]) -> list[Chart]:
-    """The life of each job, a chart per run; none where there are too many jobs (series.why_no_gantt says so)."""
+    """The life of each job, a chart per run; none if there are too many jobs (series.why_no_gantt says so)."""
     if series.why_no_gantt(results):
         return []
     begin, end = series.first_submit(results), series.last_instant(results)
@@ -578,7 +580,7 @@ def _gantt(index: int, result: Result, look: Look, begin: float, end: float, uni
         series.RUNNING: (look.colour, row_px * 0.74),
     }
     lives = series.spans(result.events)
-    data: list[Json] = []
+    data: list[PlotlyPart] = []
     for state, (colour, width) in strokes.items():
         own = [span for span in lives if span.state == state]
         x: list[float | None] = []
@@ -603,12 +605,18 @@ def _gantt(index: int, result: Result, look: Look, begin: float, end: float, uni
                     "connectgaps": False,
                 }
             )
-    axis: Json = {"range": [jobs - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True, "ticks": ""}
+    axis: PlotlyPart = {
+        "range": [jobs - 0.5, -0.5],
+        "showgrid": False,
+        "zeroline": False,
+        "fixedrange": True,
+        "ticks": "",
+    }
     if jobs <= 30:
         axis |= {"tickvals": list(range(jobs)), "ticktext": [f"{name} " for name in names], "automargin": True}
     else:
         axis |= {"title": {"text": "Jobs in order of submission"}, "showticklabels": False}
-    layout: Json = {
+    layout: PlotlyPart = {
         "showlegend": False,
         "hovermode": "closest",
         "xaxis": {
@@ -624,12 +632,12 @@ def _gantt(index: int, result: Result, look: Look, begin: float, end: float, uni
 
 
 def _numbers(values: Floats) -> list[float]:
-    """Six digits: beyond what a screen shows, and half the file."""
+    """Values with six digits, which is more than a screen shows and makes the file half as large."""
     return [float(f"{value:.6g}") for value in values.tolist()]
 
 
 def theme() -> Mapping[str, object]:
-    """What all charts share."""
+    """The settings that all charts share."""
     axis = {
         "gridcolor": "@grid",
         "linecolor": "@rule",

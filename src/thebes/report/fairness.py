@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-Floats = npt.NDArray[np.float64]
+from thebes.model.arrays import Floats
 
 
 def rho_of(jobs: pl.DataFrame, total_gpus: int) -> Floats:
@@ -28,8 +27,8 @@ def rho_of(jobs: pl.DataFrame, total_gpus: int) -> Floats:
 
 
 def alive_on_average(submit_s: Floats, finish_s: Floats) -> Floats:
-    """Per job, the time-weighted mean of the number of jobs alive between its submission and its finish, itself
-    included. A job that never finished is alive to the end. O(n log n): one integral of the number alive."""
+    """For each job, the time-weighted mean of the number of jobs alive between its submission and its finish, with
+    itself. A job that never finished is alive to the end. It takes O(n log n): one integral of the number alive."""
     known = np.isfinite(finish_s)
     end_s = max(float(submit_s.max()), float(finish_s[known].max()) if known.any() else -math.inf)
     gone_s = np.where(known, finish_s, end_s)
@@ -37,7 +36,7 @@ def alive_on_average(submit_s: Floats, finish_s: Floats) -> Floats:
     order = np.argsort(times_s, kind="stable")
     at_s = times_s[order]
     alive = np.cumsum(np.where(order < len(submit_s), 1, -1))
-    # Times count from the first submission: small numbers keep their digits.
+    # Times count from the first submission, because small numbers keep more digits.
     job_seconds = np.concatenate(([0.0], np.cumsum(alive[:-1] * np.diff(at_s - at_s[0]))))
     lived = job_seconds[np.searchsorted(at_s, gone_s)] - job_seconds[np.searchsorted(at_s, submit_s)]
     length_s = gone_s - submit_s
@@ -45,9 +44,9 @@ def alive_on_average(submit_s: Floats, finish_s: Floats) -> Floats:
 
 
 def rho_by_tenant(jobs: pl.DataFrame, rho: Floats) -> dict[str, float]:
-    """The rho of each organisation: the mean over its jobs, each weighted by its work (GPUs times duration).
+    """The rho of each tenant: the mean over its jobs, each weighted by its work (GPUs times duration).
 
-    Weighted by work because an organisation is owed GPU time: a hundred jobs of a minute each that waited an hour do
+    The weight is work because a tenant is owed GPU time: a hundred jobs of a minute each that waited an hour do
     not outweigh the month of training beside them. (The plain mean over jobs is the metric `mean_rho`.)
     """
     known = np.isfinite(rho)

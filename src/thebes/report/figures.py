@@ -18,7 +18,7 @@ from thebes.report import charts, series, units
 from thebes.report.fairness import rho_of
 from thebes.report.files import load, make_folder, unwritable
 from thebes.report.metrics import Floats, column
-from thebes.sim.result import Result
+from thebes.report.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ HATCHES = {"": "", "/": "/////", "x": "xxxxx"}
 
 STYLE = {
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # ships with Matplotlib: the same letters on every machine
+    "font.sans-serif": ["DejaVu Sans"],  # it ships with Matplotlib, so letters are the same on every machine
     "font.size": 7.0,
     "axes.labelsize": 7.0,
     "axes.titlesize": 7.5,
@@ -62,20 +62,20 @@ STYLE = {
     "legend.handlelength": 2.0,
     "lines.linewidth": 1.2,
     "hatch.linewidth": 0.8,
-    "pdf.fonttype": 42,  # real fonts: conferences refuse type 3
+    "pdf.fonttype": 42,  # real fonts, because conferences refuse type 3
     "svg.hashsalt": "thebes",
 }
 
 
 def write_figures(results: Sequence[Result], directory: Path) -> list[Path]:
-    """Write every chart as PNG and PDF into `directory`; the paths written, in order."""
+    """Write every chart as PNG and PDF into `directory`; returns the paths in order."""
     if not results:
         raise UserError("there is no result to draw.", hint="Run at least one policy.")
     matplotlib = load("matplotlib", needed_for="Writing figures")
     figure_class = load("matplotlib.figure", needed_for="Writing figures").Figure
     make_folder(directory)
     looks = charts.looks(series.labels([result.metrics for result in results]))
-    # Matplotlib has no markup: labels go in as they are.
+    # Matplotlib has no markup, so labels are not escaped.
     names = [_plain(look.label) for look in looks]
     written: list[Path] = []
     with matplotlib.rc_context(STYLE):
@@ -89,7 +89,7 @@ Draw = Callable[[type["Figure"]], "Figure"]
 
 
 def figures_of(results: Sequence[Result], looks: Sequence[charts.Look], names: Sequence[str]) -> dict[str, Draw]:
-    """What is drawn, by file name. Each figure is made when it is written, and freed then."""
+    """What is drawn, by file name. Each figure is made when it is written, and freed after that."""
     jct = [column(result.jobs, "jct_s") for result in results]
     delay = [column(result.jobs, "queue_delay_s") for result in results]
     rho = [rho_of(result.jobs, result.total_gpus) for result in results]
@@ -119,7 +119,7 @@ def _distribution(
     floor: float | None,
     ticks_of: Callable[[Floats], dict[float, str]] = units.log_ticks,
 ) -> Figure:
-    across = len(names) if sum(map(len, names)) + 4 * len(names) <= 52 else 3  # about as many letters as a column holds
+    across = len(names) if sum(map(len, names)) + 4 * len(names) <= 52 else 3  # a column holds about as many letters
     legend_rows = -(-len(names) // across) if len(names) > 1 else 0
     figure = new(figsize=(COLUMN_IN, 2.1 + 0.14 * legend_rows), layout="constrained")
     axes = figure.subplots()
@@ -272,7 +272,7 @@ def _gantt(new: type[Figure], results: Sequence[Result], looks: Sequence[charts.
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:
-    # No dates and no versions in the files: equal results make equal bytes.
+    # The files have no dates and no versions, so that equal results make equal bytes.
     kinds = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Producer": None, "Creator": "Thebes"}}
     paths = []
     for suffix, metadata in kinds.items():
@@ -282,10 +282,10 @@ def _save(figure: Figure, stem: Path) -> list[Path]:
         except OSError as error:
             raise unwritable(path, error) from error
         paths.append(path)
-        figure.set_layout_engine("none")  # laid out once: the second format keeps the places of the first
+        figure.set_layout_engine("none")  # it is laid out once, so that the second format keeps the places of the first
     return paths
 
 
 def _plain(label: str) -> str:
-    """A label as Matplotlib wants it: no entities, and no dollar sign that would start a formula."""
+    """A label for Matplotlib: without entities, and without a dollar sign, which would start a formula."""
     return unescape(label).replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Writing what a report makes, and saying what a user can do where that is not possible."""
+"""Files that a report writes, and errors that tell users what to do if that fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INSTALL_HINT = "Install it with: pip install 'thebes[report]'"
 
 
 def load(module: str, *, needed_for: str) -> ModuleType:
-    """A library of the `report` extra, loaded at the moment it is needed."""
+    """A library of the `report` extra, loaded only when it is needed."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -22,7 +22,7 @@ def load(module: str, *, needed_for: str) -> ModuleType:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file as UTF-8 with line feeds; folders on the way are made."""
+    """Write a file as UTF-8 with line feeds, and make the folders on the way."""
     make_folder(path.parent)
     try:
         path.write_text(text, encoding="utf-8", newline="\n")
@@ -37,7 +37,7 @@ PLOTS = (".html", ".png", ".pdf")
 
 
 def plot_target(plot: str | None) -> Path | None:
-    """Where `--plot` shall write, looked at before anything is worked out."""
+    """Where `--plot` is to write; a wrong name is found before anything is computed."""
     if plot is None:
         return None
     path = Path(plot)
@@ -48,7 +48,7 @@ def plot_target(plot: str | None) -> Path | None:
 
 
 def check_target(path: Path) -> None:
-    """Find out before a long run, not after it, that its result cannot be written there."""
+    """Find out before a long run, and not after it, that its result cannot be written there."""
     make_folder(path.parent)
     if path.is_dir():
         raise UserError(f"cannot write {path}: it is a folder.", hint="Give a file name.")
@@ -57,7 +57,7 @@ def check_target(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it."""
+    """Make a folder and the folders above it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -73,6 +73,6 @@ def make_folder(path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> UserError:
-    """What the system said about a path that cannot be written."""
+    """The error for a path that cannot be written, with what the system said."""
     reason = (error.strerror or "unknown error").lower()
     return UserError(f"cannot write {path}: {reason}.", hint="Choose a place that you may write to and that has room.")

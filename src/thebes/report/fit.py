@@ -13,7 +13,7 @@ from thebes.model.plan import FAMILIES
 from thebes.perf.plans.fit import Fit, kind_of
 from thebes.perf.plans.site import Site
 from thebes.report import figures
-from thebes.report.charts import Chart, Json
+from thebes.report.charts import Chart, PlotlyPart
 from thebes.report.files import load, unwritable, write_text
 from thebes.report.html import heading_of, page, pair
 from thebes.report.metrics import to_json
@@ -23,7 +23,7 @@ WORDS = {
     "Error": "Predicted seconds per iteration over measured ones, less 1: above 0 where the prediction is too slow.",
     "Constant": "One of the seven numbers of a model that measured iterations determine.",
 }
-_LAYOUT: Json = {"margin": {"l": 58, "r": 12, "t": 8, "b": 46}, "hovermode": "closest", "showlegend": False}
+_LAYOUT: PlotlyPart = {"margin": {"l": 58, "r": 12, "t": 8, "b": 46}, "hovermode": "closest", "showlegend": False}
 
 
 def write_plot(found: Fit, site: Site, path: Path) -> None:
@@ -80,10 +80,10 @@ def _said(found: Fit, i: int) -> str:
 
 
 def against_chart(found: Fit) -> Chart:
-    """A dot per sample; on the line the prediction is right."""
+    """A dot per sample; where the prediction is right, the dot is on the line."""
     ends = [min(s.iteration_s for s in found.samples) / 1.3, max(s.iteration_s for s in found.samples) * 1.3]
     ticks = log_ticks(ends)
-    data: list[Json] = [
+    data: list[PlotlyPart] = [
         {
             "type": "scatter",
             "mode": "lines",
@@ -123,7 +123,7 @@ def against_chart(found: Fit) -> Chart:
 
 def error_chart(found: Fit) -> Chart:
     """Errors side by side, a column per kind of plan."""
-    data: list[Json] = []
+    data: list[PlotlyPart] = []
     for family in _families(found):
         own = _of_family(found, family)
         data.append(
@@ -163,7 +163,7 @@ def _table(found: Fit) -> str:
     return f'<div class="scroll"><table class="summary"><tbody>{rows}</tbody></table></div>'
 
 
-# For a paper.
+# Figures for a paper.
 
 
 def _write_figure(found: Fit, path: Path) -> None:

@@ -1,8 +1,8 @@
-"""The report: one HTML file that holds everything it shows (plotly.js included) and asks the network for nothing.
+"""The report is one HTML file that holds everything it shows (plotly.js included) and fetches nothing from the network.
 
-The page is built from the results alone, with no clock and no random ids: equal results make equal bytes. `page.css`
-and `page.js` beside this file are its looks and its behaviour; `charts` makes what it draws. All text from outside
-(names of traces, policies and jobs, notes, parameters) is escaped.
+The page is built from the results alone, without a clock and random ids, so that equal results make equal bytes.
+`page.css` and `page.js` beside this file are its looks and its behaviour; `charts` makes what it draws. All text from
+outside (names of traces, policies and jobs, notes, parameters) is escaped.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from thebes.report import charts, series, units
 from thebes.report.charts import Chart, Look
 from thebes.report.files import load, write_text
 from thebes.report.metrics import to_json
-from thebes.sim.result import Result
+from thebes.report.result import Result
 
-# Nothing may be fetched, from anywhere: the browser itself enforces that the file stands alone.
+# Nothing may be fetched from anywhere, and the browser enforces it: the file stands alone.
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 TERMS = {
@@ -66,7 +66,7 @@ def render(results: Sequence[Result], *, title: str | None = None) -> str:
 def page(
     heading: str, parts: Sequence[str], drawn: Sequence[Chart], exact: str, words: Mapping[str, str] = TERMS
 ) -> str:
-    """A whole page: these parts with these charts, what the words mean, and the exact figures (JSON) inside."""
+    """A whole page: these parts with these charts, the meaning of the words, and the exact figures (JSON) inside."""
     plotly = load("plotly.offline", needed_for="The HTML report")
     data = {"charts": [_chart_json(chart) for chart in drawn], "theme": charts.theme(), "title": _slug(heading)}
     return "\n".join(
@@ -233,7 +233,7 @@ def _notes(results: Sequence[Result], names: Sequence[str]) -> str:
             said.setdefault(note, []).append(name)
     if not said:
         return ""
-    # What holds for all runs is said once; what does not, says for which.
+    # A note that holds for all runs is told once; any other names its runs.
     lines = [note if len(who) == len(results) else f"{', '.join(who)}: {note}" for note, who in said.items()]
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f'<div class="notes"><strong>Notes</strong><ul>{items}</ul></div>'
@@ -282,7 +282,7 @@ def _summary(results: Sequence[Result], names: Sequence[str], styles: Sequence[L
 
 
 def summary_table(metrics: Sequence[Mapping[str, object]], names: Sequence[str], styles: Sequence[Look]) -> str:
-    """A row per run; a click on a heading sorts. Ratios are of the average JCT, to the best and to the first run."""
+    """A row per run; a click on a heading sorts. Ratios are of the average JCT, to the best run and to the first."""
     averages = [number(one, "avg_jct") for one in metrics]
     known = [average for average in averages if average is not None]
     lowest, highest = min(known, default=None), max(known, default=None)
@@ -336,7 +336,7 @@ def pair(drawn: Sequence[Chart], *, one: bool = False) -> str:
 
 
 def _figure(chart: Chart) -> str:
-    # Titles and captions of charts were made for plotly.js too and are escaped where they were made.
+    # Titles and captions of charts are escaped where they are made, because plotly.js reads them too.
     save = "".join(
         f'<button type="button" data-chart="{chart.key}" data-format="{kind}" '
         f'title="Save this chart as {kind.upper()}">{kind.upper()}</button>'
@@ -413,7 +413,7 @@ def _compact(data: object) -> str:
 
 
 def _inline(text: str) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot end the script element in which it stands."""
     return text.strip().replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
@@ -436,7 +436,7 @@ def _distinct(words: object) -> str:
 
 
 def number(metrics: Mapping[str, object], key: str) -> float | None:
-    """A figure of a run, None where it has none."""
+    """A figure of a run; None if the run has none."""
     value = metrics.get(key)
     return None if value is None else float(cast(float, value))
 
@@ -448,5 +448,5 @@ def _asset(name: str) -> str:
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # run from a source tree that was not installed
+    except PackageNotFoundError:  # it runs from a source tree that was not installed
         return "unknown"

@@ -1,4 +1,4 @@
-"""Many policies on several traces and networks, as one page: who is best where, and what that costs.
+"""Many policies on several traces and networks, as one page: which policy is best where, and what that costs.
 
 The page is made of the same parts as the report of one comparison (see thebes.report.html). It needs only figures, not
 whole results, so that hundreds of runs fit. A run that failed stands in its place with the reason.
@@ -11,17 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from thebes.report import charts, units
-from thebes.report.charts import Chart, Json, Look
+from thebes.report.charts import Chart, Look, PlotlyPart
 from thebes.report.files import write_text
 from thebes.report.html import heading_of, number, page, pair, summary_table
 from thebes.report.metrics import to_json
-
-Figures = Mapping[str, object]
+from thebes.report.tables import Figures
 
 
 @dataclass(frozen=True)
@@ -45,41 +44,45 @@ class Run:
 
 
 @dataclass(frozen=True)
-class View:
+class OverviewFigure:
     """A figure that the overview shows for all runs at once."""
 
     key: str
     title: str
     say: Callable[[float | None], str]
     about: str
-    relative: bool = True  # to the best of its column; else as it is
+    relative: bool = True  # relative to the best of its column, or else as it is
 
 
 VIEWS = (
-    View("avg_jct", "Average JCT", units.times, "Times the lowest average JCT of the column."),
-    View("p99_jct", "99th percentile JCT", units.times, "Times the lowest 99th percentile of the column."),
-    View("makespan", "Makespan", units.times, "Times the shortest makespan of the column."),
-    View("max_rho", "Worst rho", units.figure, "Finish-time fairness of the worst-off job; 1 is fair.", relative=False),
-    View("mean_rho", "Mean rho", units.figure, "Finish-time fairness, mean over jobs; 1 is fair.", relative=False),
-    View(
+    OverviewFigure("avg_jct", "Average JCT", units.times, "Times the lowest average JCT of the column."),
+    OverviewFigure("p99_jct", "99th percentile JCT", units.times, "Times the lowest 99th percentile of the column."),
+    OverviewFigure("makespan", "Makespan", units.times, "Times the shortest makespan of the column."),
+    OverviewFigure(
+        "max_rho", "Worst rho", units.figure, "Finish-time fairness of the worst-off job; 1 is fair.", relative=False
+    ),
+    OverviewFigure(
+        "mean_rho", "Mean rho", units.figure, "Finish-time fairness, mean over jobs; 1 is fair.", relative=False
+    ),
+    OverviewFigure(
         "communication_share",
         "Communication",
         units.share,
         "Share of running GPU time in communication that compute does not hide.",
         relative=False,
     ),
-    View(
+    OverviewFigure(
         "fragmentation",
         "Fragmentation",
         units.share,
         "Share of all GPU time that idled although waiting jobs asked for it.",
         relative=False,
     ),
-    View("gpu_utilization", "GPU utilisation", units.share, "Useful share of all GPU time.", relative=False),
+    OverviewFigure("gpu_utilization", "GPU utilisation", units.share, "Useful share of all GPU time.", relative=False),
 )
 HIGHER_IS_BETTER = ("gpu_utilization",)
 DARKEST = 62  # per cent of the warning colour behind the worst figure
-LEAST_SPAN = math.log(1.5)  # the worst is this many times the best, before it is in the full colour
+LEAST_SPAN = math.log(1.5)  # the worst gets the full colour if it is at least this many times the best
 SYMBOLS = ("circle", "diamond", "square", "cross", "triangle-up")
 
 
@@ -163,7 +166,7 @@ class _Pane(NamedTuple):
 
 
 def _one_in_sight(question: str, panes: Sequence[_Pane], shown: int) -> str:
-    """Panes of which one is seen, and a button for each."""
+    """Panes of which one is visible, with a button for each."""
     buttons = "".join(
         f'<button type="button" data-view="{pane.key}" aria-pressed="{str(i == shown).lower()}">{pane.title}</button>'
         for i, pane in enumerate(panes)
@@ -179,7 +182,7 @@ def _heat(
     scenes: Sequence[Scene],
     networks: Sequence[str],
     policies: Sequence[str],
-    view: View,
+    view: OverviewFigure,
 ) -> str:
     columns = [(scene.trace, network) for scene in scenes for network in networks]
     best: dict[tuple[str, str], tuple[float, float]] = {}
@@ -200,7 +203,7 @@ def _heat(
     )
 
 
-def _heat_cell(run: Run | None, view: View, best_and_worst: tuple[float, float] | None) -> str:
+def _heat_cell(run: Run | None, view: OverviewFigure, best_and_worst: tuple[float, float] | None) -> str:
     if run is not None and run.error:
         return f'<td class="text failed" title="{escape(run.error)}">failed</td>'
     value = _value(run, view.key)
@@ -213,10 +216,10 @@ def _heat_cell(run: Run | None, view: View, best_and_worst: tuple[float, float] 
 
 
 def _warmth(value: float, best: float, worst: float) -> str:
-    """Behind the best nothing, behind the worst the warning colour, on a logarithmic scale where all are positive."""
+    """A colour behind a figure: none for the best, the warning colour for the worst, by logarithms where possible."""
     if value == best or worst == best:
         return "var(--soft)"
-    if min(value, best, worst) > 0:  # where all are nearly equal none is warm
+    if min(value, best, worst) > 0:  # if all are nearly equal, none gets a colour
         part = abs(math.log(value / best)) / max(abs(math.log(worst / best)), LEAST_SPAN)
     else:
         part = (value - best) / (worst - best)
@@ -253,7 +256,7 @@ def _jct_chart(
 
     means = {p: np.mean([v for n in networks if (v := jct(p, n)) is not None]) for p in policies}
     order = sorted(policies, key=lambda policy: means[policy])
-    data: list[Json] = []
+    data: list[PlotlyPart] = []
     for place, network in enumerate(networks):
         known = [(row, value) for row, policy in enumerate(order) if (value := jct(policy, network)) is not None]
         data.append(
@@ -270,7 +273,7 @@ def _jct_chart(
         )
     values = np.array([value for trace in data for value in trace["x"]])  # type: ignore[union-attr]
     ticks = units.close_ticks(values)
-    layout: Json = {
+    layout: PlotlyPart = {
         "xaxis": {
             "type": "log",
             "title": {"text": "Average JCT (log scale)"},
@@ -300,7 +303,7 @@ def _trade_chart(
     figures: Sequence[Figures], policies: Sequence[str], styles: Mapping[str, Look], index: int, network: str
 ) -> Chart:
     """Speed against fairness: the average JCT and the worst rho of each policy."""
-    data: list[Json] = []
+    data: list[PlotlyPart] = []
     points = [
         (policy, jct, rho)
         for policy, one in zip(policies, figures, strict=True)
@@ -324,7 +327,7 @@ def _trade_chart(
         )
     x_ticks = units.close_ticks(np.array([jct for _, jct, _ in points]))
     y_ticks = units.decades(np.array([rho for _, _, rho in points]))
-    layout: Json = {
+    layout: PlotlyPart = {
         "xaxis": {
             "type": "log",
             "title": {"text": "Average JCT (log scale)"},
@@ -353,7 +356,7 @@ def _tables(
     policies: Sequence[str],
     styles: Mapping[str, Look],
 ) -> str:
-    """All figures, a table per network, one of them in sight."""
+    """All figures, with a table per network of which one is visible."""
     panes = [
         _Pane(f"table-{index}-{i}", escape(network), _table(at, scene, network, policies, styles))
         for i, network in enumerate(networks)
@@ -385,7 +388,7 @@ def _failures(runs: Sequence[Run]) -> str:
     return f'{heading_of("Runs that failed")}<div class="notes"><ul>{items}</ul></div>'
 
 
-def _named(run: Run) -> dict[str, object]:
+def _named(run: Run) -> dict[str, Any]:
     return {"trace": run.trace, "network": run.network, "policy": run.policy, **(run.figures or {"error": run.error})}
 
 

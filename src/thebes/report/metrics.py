@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from thebes.model.arrays import Floats
 from thebes.report.fairness import rho_by_tenant, rho_of
 
-Value = str | int | float | None | Mapping[str, object]
-Metrics = dict[str, Value]
-Floats = npt.NDArray[np.float64]
+Value = str | int | float | Mapping[str, object] | Sequence[Mapping[str, object]] | None
+RunMetrics = dict[str, Value]
 
-# The contract of `--json`: these keys, in this order, before anything else.
+# The contract of `--json` is that these keys come first, in this order.
 REQUIRED_KEYS = (
     "policy",
     "placement",
@@ -52,7 +52,7 @@ REQUIRED_KEYS = (
 )
 
 SMALL_GPUS = 4.0  # a job that asks for at most this many GPUs is small
-TENANTS_TOLD = 20  # of so many organisations, the worst off, the rho is told by name
+TENANTS_NAMED = 20  # of so many organisations, the worst off, the rho is told by name
 SHORT_S = 800.0  # a job that runs for less than this is short (the mean duration of Tiresias's own workload)
 
 
@@ -89,7 +89,7 @@ def summarise(
     perf: str | None = None,
     small_gpus: float = SMALL_GPUS,
     short_s: float = SHORT_S,
-) -> Metrics:
+) -> RunMetrics:
     """The metrics of one run, in the key order of `--json`.
 
     Times are averaged over the jobs that completed; GPU-seconds are added up over all jobs. A figure that needs a
@@ -110,7 +110,7 @@ def summarise(
     capacity = None if makespan is None else total_gpus * makespan
     avg_waiting, max_waiting = _queue_length(timeline)
 
-    metrics: Metrics = {
+    metrics: RunMetrics = {
         "policy": policy,
         "placement": placement,
         "trace": trace,
@@ -134,7 +134,7 @@ def summarise(
         "idle_held_gpu_seconds": idle_held,
         "events": int(events),
         "wall_seconds": float(wall_seconds),
-        # Beyond the contract; the order of these is kept too, so that two files can be compared line by line.
+        # These are beyond the contract, but their order is kept too, so that two files can be compared line by line.
         "demotions": _count(jobs, "demotions"),
         "total_gpus": int(total_gpus),
         "unused_gpu_seconds": _unused(capacity, (useful, overhead, lost, idle_held)),
@@ -188,18 +188,18 @@ def column(frame: pl.DataFrame, name: str) -> Floats:
 
 
 def total(values: Floats) -> float:
-    """The exactly rounded sum of what is known."""
+    """The exactly rounded sum of the known values."""
     return math.fsum(values[np.isfinite(values)].tolist())
 
 
 def mean(values: Floats) -> float | None:
-    """The average of what is known, None of nothing."""
+    """The average of the known values; None if there are none."""
     known = values[np.isfinite(values)]
     return math.fsum(known.tolist()) / len(known) if len(known) else None
 
 
 def percentile(values: Floats, percent: float) -> float | None:
-    """The percentile of what is known by linear interpolation, None of nothing."""
+    """The percentile of the known values by linear interpolation; None if there are none."""
     known = values[np.isfinite(values)]
     return float(np.percentile(known, percent)) if len(known) else None
 
@@ -210,7 +210,7 @@ def _makespan(submit: Floats, finish: Floats) -> float | None:
 
 
 def _slowdown(jct: Floats, duration: Floats) -> Floats:
-    # A job of no length has no slowdown: any wait would make it infinite.
+    # A job of no length has no slowdown, because any wait would make it infinite.
     known = duration > 0
     return jct[known] / duration[known]
 
@@ -219,8 +219,8 @@ def _unused(capacity: float | None, held: Sequence[float]) -> float | None:
     if capacity is None:
         return None
     unused = math.fsum((capacity, *(-part for part in held)))
-    # A full cluster leaves a rounding error of either sign. Anything larger below zero is a real fault (or jobs that
-    # still held GPUs after the last finish) and must stay visible.
+    # A full cluster leaves a rounding error of either sign. A larger one below zero is a real fault (or comes from jobs
+    # that still held GPUs after the last finish) and must stay visible.
     return 0.0 if abs(unused) <= 1e-9 * capacity else unused
 
 
@@ -234,10 +234,10 @@ def _queue_length(timeline: pl.DataFrame | None) -> tuple[float | None, int | No
     return (area / span if span > 0 else None), int(waiting.max())
 
 
-def _fairness(jobs: pl.DataFrame, total_gpus: int) -> Metrics:
+def _fairness(jobs: pl.DataFrame, total_gpus: int) -> RunMetrics:
     rho = rho_of(jobs, total_gpus)
     tenants = rho_by_tenant(jobs, rho)
-    worst = sorted(tenants, key=lambda tenant: (-tenants[tenant], tenant))[:TENANTS_TOLD]
+    worst = sorted(tenants, key=lambda tenant: (-tenants[tenant], tenant))[:TENANTS_NAMED]
     return {
         "max_rho": percentile(rho, 100),
         "mean_rho": mean(rho),
@@ -251,8 +251,8 @@ def _fairness(jobs: pl.DataFrame, total_gpus: int) -> Metrics:
 
 def _placement_figures(
     jobs: pl.DataFrame, useful: float, timeline: pl.DataFrame | None, total_gpus: int, capacity: float | None
-) -> Metrics:
-    """What placement and network cost: communication that compute does not hide, gangs torn apart, wanted GPUs idle."""
+) -> RunMetrics:
+    """What placement and network cost: exposed communication, gangs spread too far, GPUs idle though wanted."""
     gpus, ran_s = column(jobs, "gpus"), column(jobs, "ran_s")
     ran_gpu_s = total(gpus * ran_s)
     spread = total(column(jobs, "spread_gpu_s"))
@@ -278,7 +278,7 @@ def _wanted_but_idle(timeline: pl.DataFrame | None, total_gpus: int) -> float | 
 
 
 def _models(jobs: pl.DataFrame) -> dict[str, int]:
-    """How many jobs train what: where the trace names no models, this is the assignment by seed."""
+    """How many jobs train each model; where the trace names no models, this shows the assignment by the seed."""
     return {
         str(model): int(count) for model, count in jobs["model"].drop_nulls().value_counts().sort("model").iter_rows()
     }

@@ -1,7 +1,7 @@
 """A survey of execution plans as a drawing: how fast each family is, what the best plan needs, where its time goes.
 
 The page is made of the same parts as the report of a run (see thebes.report.html); PNG and PDF are the first two charts
-for a paper. Colours belong to families, so that one sees where the best plan changes its kind.
+for a paper. Each family has a colour, so that one sees where the best plan changes its family.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thebes.model.plan import FAMILIES
-from thebes.perf.plans.survey import Row, Survey
+from thebes.perf.plans.survey import Survey, SurveyRow
 from thebes.report import figures, units
-from thebes.report.charts import Chart, Json
+from thebes.report.charts import Chart, PlotlyPart
 from thebes.report.files import load, unwritable, write_text
 from thebes.report.html import heading_of, page, pair
 from thebes.report.metrics import to_json
@@ -112,7 +112,7 @@ def _any(found: Survey, part: str) -> bool:
     return any(getattr(row.parts, part) > 0 for row in found.rows)
 
 
-def _gpu_axis(found: Survey) -> Json:
+def _gpu_axis(found: Survey) -> PlotlyPart:
     gpus = [row.gpus for row in found.rows]
     ticks = [count for count in gpus if count & (count - 1) == 0] or gpus
     return {
@@ -124,14 +124,14 @@ def _gpu_axis(found: Survey) -> Json:
     }
 
 
-def _categories(found: Survey) -> Json:
-    """Numbers of GPUs side by side, in their order."""
+def _categories(found: Survey) -> PlotlyPart:
+    """An axis on which numbers of GPUs stand side by side, in order."""
     names = [str(row.gpus) for row in found.rows]
     return {"type": "category", "title": {"text": "GPUs"}, "categoryorder": "array", "categoryarray": names}
 
 
 def log_ticks(values: Sequence[float]) -> list[float]:
-    """1, 2, 5 of each decade that the values span; decades alone where these would be many."""
+    """Ticks at 1, 2 and 5 of each decade that the values span, or at decades alone if there would be many."""
     low, high = min(values), max(values)
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     steps = (1, 2, 5) if len(decades) <= 4 else (1,)
@@ -139,12 +139,12 @@ def log_ticks(values: Sequence[float]) -> list[float]:
     return [tick for tick in ticks if low / 2 <= tick <= high * 2]
 
 
-_LAYOUT: Json = {"margin": {"l": 58, "r": 12, "t": 8, "b": 46}, "hovermode": "closest", "showlegend": False}
+_LAYOUT: PlotlyPart = {"margin": {"l": 58, "r": 12, "t": 8, "b": 46}, "hovermode": "closest", "showlegend": False}
 
 
 def throughput_chart(found: Survey) -> Chart:
     """Samples per second by GPUs, a line per family."""
-    data: list[Json] = []
+    data: list[PlotlyPart] = []
     for family in _families(found):
         rows = [row for row in found.rows if family in row.by_family]
         data.append(
@@ -204,7 +204,7 @@ def throughput_chart(found: Survey) -> Chart:
     )
 
 
-def _said(row: Row, family: str) -> str:
+def _said(row: SurveyRow, family: str) -> str:
     one = row.by_family[family]
     host = f", {one.host_gib:.1f} GiB on the host" if one.host_gib else ""
     return (
@@ -215,7 +215,7 @@ def _said(row: Row, family: str) -> str:
 
 def memory_chart(found: Survey) -> Chart:
     """What the best plan needs on each GPU and on its host."""
-    data: list[Json] = []
+    data: list[PlotlyPart] = []
     for family in _families(found):
         own = [row for row in found.rows if row.best.plan.family == family]
         data.append(
@@ -243,7 +243,7 @@ def memory_chart(found: Survey) -> Chart:
         }
     )
     top = 1.08 * max(found.site.gpu_gib, *(row.best.host_gib for row in found.rows))
-    limit: Json = {
+    limit: PlotlyPart = {
         "type": "line",
         "xref": "paper",
         "x0": 0,
@@ -271,7 +271,7 @@ def memory_chart(found: Survey) -> Chart:
 def parts_chart(found: Survey) -> Chart:
     """One iteration of the best plan, part by part, as shares."""
     gpus = [str(row.gpus) for row in found.rows]
-    data: list[Json] = []
+    data: list[PlotlyPart] = []
     for name, (words, colour) in PARTS.items():
         if not _any(found, name):
             continue
@@ -341,7 +341,7 @@ def _table(found: Survey) -> str:
     )
 
 
-# For a paper.
+# Figures for a paper.
 
 
 def _write_figure(found: Survey, path: Path) -> None:
@@ -393,7 +393,7 @@ def _draw_memory(found: Survey, axes: Axes) -> None:
     colours = [figures.COLOURS[HUES[row.best.plan.family]] for row in found.rows]
     axes.bar(where, [row.best.gpu_gib for row in found.rows], color=colours, width=0.7)
     axes.axhline(found.site.gpu_gib, color=figures.PARTS["lost"], linestyle="--", linewidth=0.8)
-    every = -(-len(found.rows) // 12)  # no more labels than there is room for
+    every = -(-len(found.rows) // 12)  # there is room for only so many labels
     axes.set_xticks([at for at in where if at % every == 0], [str(row.gpus) for row in found.rows[::every]])
     axes.set_xlabel("GPUs")
     axes.set_ylabel("GiB on each GPU, best plan")

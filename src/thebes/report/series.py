@@ -1,15 +1,15 @@
 """What the charts draw, as plain arrays: labels, distributions, step functions, the account, the story of each job.
 
 Both the page (Plotly) and the figures (Matplotlib) draw these, so they show the same thing. Long runs are thinned here
-and honestly: a step function becomes its time-weighted means, which keep the area under it; a distribution keeps its
-extremes and is thinned along its ranks.
+without distortion: a step function becomes its time-weighted means, which keep the area under it; a distribution keeps
+its extremes and is thinned along its ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -17,9 +17,9 @@ import polars as pl
 from thebes.report.metrics import JOB_CLASSES, SHORT_S, SMALL_GPUS, Floats, JobClass, class_masks, column
 from thebes.report.metrics import mean as mean_of
 from thebes.report.metrics import percentile as percentile_of
-from thebes.sim.result import Result
+from thebes.report.result import Result
 
-MAX_POINTS = 600  # of one curve: more than a chart has pixels to show, little enough for a small file
+MAX_POINTS = 600  # per curve: more than a chart has pixels to show, and few enough for a small file
 MAX_GANTT_JOBS = 100
 MAX_GANTT_SPANS = 6000
 
@@ -88,12 +88,13 @@ def cumulative(values: Floats, *, of: int, floor: float = 0.0, points: int = MAX
         return np.empty(0), np.empty(0)
     ranks = np.arange(len(known))
     if len(known) > points:
-        # Evenly along the ranks, and as many again evenly along the logarithm of the tail, where few jobs span decades.
+        # Half of the points lie evenly along the ranks, half along the logarithm of the tail, where few jobs span
+        # decades.
         even = np.linspace(0, len(known) - 1, points // 2)
         tail = len(known) - np.geomspace(1, len(known), points // 2)
         ranks = np.unique(np.concatenate([even, tail]).round().astype(np.int64))
     at, reached = np.maximum(known[ranks], floor), (ranks + 1) / of
-    last_of_equal = np.append(at[1:] > at[:-1], True)  # equal values are one step, not a stair on the spot
+    last_of_equal = np.append(at[1:] > at[:-1], True)  # equal values are one step, not several at one place
     return at[last_of_equal], reached[last_of_equal]
 
 
@@ -120,14 +121,14 @@ def thin(steps: Steps, *, width_s: float | None = None, points: int = MAX_POINTS
     bins = max(int(np.ceil((end - begin) / width - 1e-9)), 1)
     edges = np.append(begin + width * np.arange(bins), end)
     running_area = np.concatenate([[0.0], np.cumsum(np.diff(steps.edges) * steps.values)])
-    # np.interp wants increasing positions; of rows at one instant only the last has any width, and keeps its area.
+    # np.interp wants increasing positions. Of rows at one instant only the last has a width, so it keeps the area.
     position, keep = np.unique(steps.edges[::-1], return_index=True)
     area_at = np.interp(edges, position, running_area[::-1][keep])
     return Steps(edges, np.diff(area_at) / np.diff(edges))
 
 
 def class_limits(metrics: Mapping[str, object]) -> tuple[float, float]:
-    """The limits of the job classes in a run: most GPUs of a small job, duration from which a job is long."""
+    """The limits of the job classes in a run: the most GPUs of a small job, and the duration of a long one."""
     small, short = metrics.get("small_max_gpus", SMALL_GPUS), metrics.get("short_below_s", SHORT_S)
     return float(cast(float, small)), float(cast(float, short))
 
@@ -181,7 +182,7 @@ def spans(events: pl.DataFrame) -> list[Span]:
 
 
 def why_no_gantt(results: Sequence[Result]) -> str:
-    """Why the jobs' timeline is left out, or nothing where it can be drawn."""
+    """Why the jobs' timeline is left out; empty if it can be drawn."""
     most = max((result.jobs.height for result in results), default=0)
     if most > MAX_GANTT_JOBS:
         return (
@@ -211,14 +212,14 @@ def _masks(result: Result) -> dict[JobClass, np.ndarray]:
     return class_masks(result.jobs, small_gpus=small, short_s=short)
 
 
-def _extreme(frame: pl.DataFrame, name: str, pick: np.ufunc) -> float:
+def _extreme(frame: pl.DataFrame, name: str, pick: Callable[[Floats], Any]) -> float:
     values = column(frame, name)
     known = values[np.isfinite(values)]
     return float(pick(known)) if len(known) else float("nan")
 
 
 def _apart(values: Sequence[object]) -> list[str]:
-    """What tells `values` from one another: of settings those that differ, of words the words, nothing if all agree."""
+    """What tells the runs apart: the settings that differ, or the words; empty texts if all agree."""
     if all(value == values[0] for value in values):
         return [""] * len(values)
     if not any(isinstance(value, Mapping) for value in values):

@@ -1,6 +1,6 @@
 """Results in the terminal: one run as a list of figures, several side by side with the best of each column in bold.
 
-A table fits 80 columns and says more where there is room. Away from a terminal (a pipe, a log) it is plain text.
+A table fits 80 columns and says more where there is room. In a pipe or a log it is plain text.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Figures = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of the comparison: where it is in the metrics, how it is said, and how readily it gives way."""
+    """A figure of the comparison: its place in the metrics, how it is written, and how early it is left out."""
 
     heading: str
     key: str
     say: Callable[[float | None], str]
-    rank: int = 0  # columns of the highest rank leave first where the width is short
+    rank: int = 0  # columns of the highest rank are left out first if the screen is narrow
     best: Callable[[Sequence[float]], float] | None = min
 
 
@@ -114,7 +114,7 @@ def result_table(metrics: Figures) -> Table:
         ("simulated in", f"{units.duration(say('wall_seconds'))}, {units.count(say('events'))} events"),
     ]
     for name, value in rows:
-        # Text, not markup: a trace may be called "[red]".
+        # These are Text, not markup, because a trace may be called "[red]".
         table.add_row(Text(name), Text(value, style="bold" if name == "average JCT" else ""))
     return table
 
@@ -148,7 +148,7 @@ def _account_line(metrics: Figures) -> str:
 
 def _best(column: Column, metrics: Sequence[Figures]) -> float | None:
     known = [value for one in metrics if (value := _number(one, column.key)) is not None]
-    # Where all are equal none is best.
+    # If all are equal, none is the best.
     return column.best(known) if column.best and len(set(known)) > 1 else None
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 MISSING = "–"
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
-# Where a logarithmic axis of durations is labelled: instants that people know, about evenly apart.
+# Ticks on a logarithmic axis of durations: lengths that people know, about evenly apart.
 DURATION_TICKS_S = {
     0.001: "1 ms",
     0.01: "10 ms",
@@ -141,7 +141,7 @@ def _round_duration(seconds: float) -> str:
 
 
 def decades(values: npt.NDArray[np.float64]) -> dict[float, str]:
-    """Ticks at 0.1, 1, 10, … that cover `values`, on a logarithmic axis of plain numbers; 2 and 5 where few."""
+    """Ticks at 0.1, 1, 10, … that cover `values`, on a logarithmic axis of plain numbers; also at 2 and 5 if few."""
     known = values[values > 0]
     if not len(known):
         return {1.0: "1", 10.0: "10"}

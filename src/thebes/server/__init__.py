@@ -1,1 +1,1 @@
-"""The live side: controller loop, store, HTTP API, who may do what, forecast and replay."""
+"""Modules that a keeper of version 0.1 starts by these names. It lives through an upgrade, and knows only them."""

@@ -1,4 +1,4 @@
-"""The calendar: at most one coming event per job, in a binary heap that can be corrected in place.
+"""The calendar holds at most one coming event per job, in a binary heap that can be corrected in place.
 
 Two events at one instant come out in the order of the job rows, so that runs are deterministic.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import Records, inner
+from thebes.model.compiled import Records, inlined, inner
 from thebes.model.jobs import NEVER
 
 ABSENT = -1
@@ -88,7 +88,7 @@ def schedule(c: Calendar, row: int, event_s: float) -> None:
         _sink(c, job.event_at)
 
 
-@inner
+@inlined
 def cancel(c: Calendar, row: int) -> None:
     job = c.jobs[row]
     at = job.event_at

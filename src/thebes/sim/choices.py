@@ -1,4 +1,4 @@
-"""From names and `--set` texts to the objects of a run.
+"""The objects of a run are made here, from names and from the texts of `--set`.
 
 A setting `KEY=VALUE` belongs to the policy; `placement.KEY`, `perf.KEY`, `cost.KEY`, `contention.KEY` and
 `interference.KEY` to the other models, and `NAME.KEY` to one policy out of several.
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thebes.model.errors import UserError, nearest
+from thebes.model.facts import withholding
 from thebes.model.parameters import configure, parameters_of
 from thebes.perf import find as find_perf
 from thebes.perf.contention import Contention
@@ -18,25 +19,25 @@ from thebes.placement import find as find_placement
 from thebes.policy import Policy
 from thebes.policy import find as find_policy
 from thebes.sim.costs import Costs
-from thebes.sim.simulate import PREFIXES, Options, default_placement
+from thebes.sim.simulate import PREFIXES, SimulationOptions
 
 
 @dataclass(frozen=True)
 class Choice:
     policy: Policy
-    options: Options
+    options: SimulationOptions
     name: str  # as the user gave it: another process finds the policy's class by it
 
 
 @dataclass(frozen=True)
 class Setting:
-    prefix: str  # empty: the policy
+    prefix: str  # empty for the policy
     key: str
     value: str
 
     @property
     def name(self) -> str:
-        """The parameter's name: `--set` takes hyphens for underscores."""
+        """The parameter's name; `--set` accepts hyphens in place of underscores."""
         return self.key.replace("-", "_")
 
 
@@ -55,15 +56,15 @@ def parse_settings(texts: Sequence[str]) -> list[Setting]:
 class Common:
     """What holds for every policy of a run, by name or as a plain value."""
 
-    placement: str | None = None  # none: the one that goes with the policy
+    placement: str | None = None  # None means the policy's own default
     perf: str = "tiers"
     contention: bool = False
     seed: int = 0
     limit: int | None = None
     skip_oversize: bool = False
-    fractional: bool = False
     ignore_gpu_type: bool = False
     checks: bool = True
+    measured_after_s: float = 0.0
 
 
 def choose(policy: str, settings: Sequence[Setting], common: Common) -> Choice:
@@ -101,20 +102,14 @@ def _check_prefixes(settings: Sequence[Setting], labels: Sequence[str]) -> None:
 def _choice(policy: str, settings: Sequence[Setting], common: Common) -> Choice:
     kind = find_policy(policy)
     label = kind.name or policy
-    if common.fractional:  # a policy that shares decides itself who is packed: what a trace asks for stays whole
-        why = "packs jobs as it sees fit" if kind.shares else "does not share a GPU between jobs"
-        raise UserError(
-            f"--fractional: policy {label} {why}",
-            hint="leave --fractional out: requests are rounded up to whole GPUs",
-        )
 
     def of(*prefixes: str) -> dict[str, str]:
         return {s.key: s.value for s in settings if s.prefix in prefixes}
 
     chosen: Policy = configure(kind, of("", label), what=f"policy {label}")
-    where = find_placement(common.placement) if common.placement else type(default_placement(chosen))
+    where = find_placement(common.placement) if common.placement else type(chosen.default_placement())
     contention = {"on": "yes" if common.contention else "no"} | of("contention")
-    options = Options(
+    options = SimulationOptions(
         placement=configure(where, of("placement"), what=f"placement {where.name}"),
         perf=configure(find_perf(common.perf), of("perf"), what=f"performance model {common.perf}"),
         costs=configure(Costs, of("cost"), what="the cost model"),
@@ -125,5 +120,6 @@ def _choice(policy: str, settings: Sequence[Setting], common: Common) -> Choice:
         skip_oversize=common.skip_oversize,
         ignore_gpu_type=common.ignore_gpu_type,
         checks=common.checks,
+        knowledge=withholding(common.measured_after_s),
     )
     return Choice(chosen, options, policy)

@@ -13,19 +13,23 @@ from thebes.model.cluster import Cluster
 from thebes.model.trace import Trace
 from thebes.policy import find as find_policy
 from thebes.report.metrics import to_json
+from thebes.report.result import Result
 from thebes.sim.choices import Choice
-from thebes.sim.result import Result
 from thebes.sim.simulate import run
 from thebes.sim.warmup import compile_for
 
-Advance = Callable[[int, float], None]  # which run, fraction done
+Advance = Callable[[int, float], None]  # (which run, which fraction of it is done)
 POLL_S = 0.2
 
 # Higher is better for these; ratios are always against the first policy.
 RATIOS = ("avg_jct", "median_jct", "p95_jct", "p99_jct", "max_jct", "makespan", "avg_queue_delay", "gpu_utilization")
 
-# What a worker process is given once, instead of with every task.
+# What a worker process is given once, because sending it with every task would cost more than the task.
 _shared: tuple[Trace, Cluster, Any] | None = None
+
+
+def _tell_nobody(_index: int, _fraction: float) -> None:
+    """Report no progress: the default of `advance`."""
 
 
 def run_several(
@@ -36,11 +40,11 @@ def run_several(
     workers: int | None = None,
     advance: Advance | None = None,
 ) -> list[Result]:
-    """Results in the order of the choices. One core, or one policy: no processes at all."""
+    """Results in the order of the choices. With one core or one policy, no further process is started."""
     count = min(len(choices), workers or len(os.sched_getaffinity(0)))
-    tell = advance or (lambda _index, _fraction: None)
+    tell = advance or _tell_nobody
     for choice in choices:
-        compile_for(choice.policy)  # once, here: several processes would each compile the same
+        compile_for(choice.policy)  # here and once, because several processes would each compile the same
     if count == 1:
         return [_run_here(trace, cluster, choices, index, tell) for index in range(len(choices))]
     return _run_in_processes(trace, cluster, choices, count, tell)
@@ -66,7 +70,7 @@ def _run_in_processes(
                 if any(future.done() and future.exception() for future in futures):
                     break
         finally:
-            for future in futures:  # after an error the others need not go on
+            for future in futures:  # after an error, the other runs need not go on
                 future.cancel()
         return [future.result() for future in futures if not future.cancelled()]
 
@@ -74,7 +78,7 @@ def _run_in_processes(
 def _share(trace: Trace, cluster: Cluster, fractions: Any, names: Sequence[str]) -> None:
     global _shared
     for name in names:
-        find_policy(name)  # a policy from a file is loaded before a task names its class
+        find_policy(name)  # a policy from a file must be loaded before a task names its class
     _shared = (trace, cluster, fractions)
 
 

@@ -1,4 +1,4 @@
-"""`tiresias-compat`: from a Trace and a Cluster to the released simulator's loop and back to a Result."""
+"""`tiresias-compat`: a Trace and a Cluster become input of the released simulator, and its run becomes a Result."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from thebes.model.cluster import Cluster
 from thebes.model.errors import UserError
 from thebes.model.trace import Trace
-from thebes.policy.tiresias_compat import TiresiasCompat
+from thebes.policy.orders.tiresias_compat import TiresiasCompat
 from thebes.report.fairness import rho_of
 from thebes.report.metrics import summarise
+from thebes.report.result import EVENT_KINDS, Result
 from thebes.sim.released_tiresias import EVENTS, ClusterShape, ReleasedRun, run_released
-from thebes.sim.result import EVENT_KINDS, Result
 
-# What the release's own cluster files give a node, for cluster notations that do not say.
+# What the release's own cluster files give a node; it is used for cluster notations that do not say.
 STOCK_CPUS, STOCK_MEMORY_GIB = 128, 256
 PLACEMENTS = ("count", "yarn")
 
@@ -92,7 +92,7 @@ def _shape(cluster: Cluster) -> ClusterShape:
             f"tiresias-compat knows only equal nodes in equal racks, not {cluster.describe()}",
             hint="use a short form such as 8x8, or a Tiresias CSV",
         )
-    kind = cluster.kinds[0]
+    kind = next(iter(cluster.kinds))
     return ClusterShape(
         num_switch=cluster.num_racks,
         nodes_per_switch=int(nodes_per_rack[0]),
@@ -146,7 +146,7 @@ def _events_frame(gpus: NDArray[np.int64], submit_s: NDArray[np.int64], outcome:
     codes = np.array([EVENT_KINDS.index(kind) for kind in EVENTS])
     kinds = np.concatenate((codes[outcome.event_kind], np.full(len(gpus), EVENT_KINDS.index("submit"))))
     names = pl.Series("kind", EVENT_KINDS, dtype=pl.Enum(EVENT_KINDS))
-    # Finishes come before submissions, submissions before starts.
+    # At one instant, finishes come before submissions, and submissions before starts.
     turn = np.where(kinds == EVENT_KINDS.index("finish"), 0, np.where(kinds == EVENT_KINDS.index("submit"), 1, 2))
     order = np.lexsort((turn, times))
     return pl.DataFrame(
@@ -161,7 +161,7 @@ def _events_frame(gpus: NDArray[np.int64], submit_s: NDArray[np.int64], outcome:
 
 
 def _timeline(gpus: NDArray[np.int64], submit_s: NDArray[np.int64], outcome: ReleasedRun) -> pl.DataFrame:
-    """Steps from the events: starts and resumes take GPUs, suspends and finishes give them back."""
+    """The timeline made from events: starts and resumes take GPUs, suspends and finishes give them back."""
     taken = np.isin(outcome.event_kind, [EVENTS.index("start"), EVENTS.index("resume")]).astype(np.int64)
     given = np.isin(outcome.event_kind, [EVENTS.index("suspend"), EVENTS.index("finish")]).astype(np.int64)
     ended = (outcome.event_kind == EVENTS.index("finish")).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What it costs to start, suspend and resume a job, on the GPUs it holds meanwhile.
+"""What it costs to start, suspend and resume a job, in seconds for which the job holds its GPUs.
 
 The default adds up to 62 s per preemption and resume: on the Tiresias testbed 221 preemptions took 13,724 s in all
 (NSDI'19, section 5.2.4). How that divides between saving and restoring is not published; the split is ours.
@@ -17,9 +17,9 @@ from thebes.model.errors import UserError, nearest
 from thebes.model.parameters import parameter
 from thebes.sim.world import COSTS
 
-LONGEST_S = 1e9  # thirty years: finite, so that nothing becomes not-a-number
+LONGEST_S = 1e9  # about thirty years: finite, so that no sum becomes not-a-number
 MECHANISMS = ("checkpoint", "cuda", "kill", "free")
-# Suspending by the driver, per GiB of GPU memory held: the middle of what we measured on an H200 (docs/gpu.md).
+# Suspending by the GPU's driver, per GiB of GPU memory held: the middle of our measurements on an H200 (docs/gpu.md).
 CUDA_SUSPEND_S_PER_GIB, CUDA_RESUME_S_PER_GIB = 0.49, 0.2
 
 
@@ -66,7 +66,7 @@ class Costs:
     def suspend_and_resume_s(
         self, state_gib: NDArray[np.float64], memory_gib: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What one suspension and one resume cost, per job."""
+        """For each job, what one suspension and one resume cost."""
         if self.mechanism == "free":
             return np.zeros(len(state_gib)), np.zeros(len(state_gib))
         if self.mechanism == "cuda":

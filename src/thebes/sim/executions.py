@@ -1,8 +1,8 @@
-"""Jobs with execution plans: what each asked for, and the plan behind every row of a Decision.
+"""Jobs with execution plans: what each of them asked for, and the plan behind every row of a Decision.
 
-The door for the trace's columns plan, cpus, global_batch, guaranteed and plans, and for everything that can be wrong
-with them. During a run it turns the plans that a policy names into rows of the profile table, and refuses a plan that
-the job's GPUs cannot hold.
+This is the door for the trace's columns plan, cpus, global_batch, guaranteed and plans, and for everything that can be
+wrong with them. During a run it turns the plans that a policy names into rows of the profile table, and refuses a plan
+that the job's GPUs cannot hold.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from thebes.perf.plans.speed import Plans, facts_of
 from thebes.perf.plans.survey import why_none
 from thebes.perf.plans.transformer import Transformer, with_batch
 
-# A plan may be named by its type alone: so many GPUs as the job has, accumulation as its memory needs.
+# A plan may be named by its type alone. It then uses the GPUs that the job has, and accumulates as its memory needs.
 _TYPES: Mapping[str, Plan] = {
     "dp": Plan(),
     "dp+gc": Plan(gc=True),
@@ -40,7 +40,7 @@ _TYPES: Mapping[str, Plan] = {
 
 
 class CannotRun(UserError):  # noqa: N818 - reads as what it says
-    """Jobs whose own plan, GPUs or CPUs these nodes cannot give them: the first of them in words, and all positions."""
+    """These nodes cannot give some jobs their own plan, GPUs or CPUs. The message is about the first of them."""
 
     def __init__(self, first: UserError, positions: list[int], jobs: int) -> None:
         others = f" ({len(positions)} of {jobs} jobs cannot run here as they ask to)" if len(positions) > 1 else ""
@@ -53,9 +53,9 @@ class Executions:
     """The plans of one workload on one cluster."""
 
     profiles: PlanProfiles
-    names: tuple[str, ...]  # of the book's models, each its own
-    number: NDArray[np.int64]  # per job, its model's number in the book
-    asked: Execution  # per job
+    names: tuple[str, ...]  # of the book's models, each name once
+    number: NDArray[np.int64]  # per job, the number of its model in the book
+    asked: Execution  # what each job asked for
     guaranteed: NDArray[np.bool_]
 
     @property
@@ -64,11 +64,11 @@ class Executions:
 
     @property
     def models(self) -> list[str]:
-        """Per job, the name of its model."""
+        """For each job, the name of its model."""
         return [self.names[number] for number in self.number.tolist()]
 
     def most_gpus(self, asked: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Per job, the most GPUs that any plan of its model makes use of here; never fewer than it asked for."""
+        """For each job, the most GPUs that any plan of its model can use here; never fewer than it asked for."""
         most = np.array([self.book.most_gpus(number) for number in range(len(self.book.models))], dtype=np.int64)
         return np.maximum(most[self.number], asked)
 
@@ -77,18 +77,18 @@ class Executions:
         return {name: facts_of(model, name) for name, model in zip(self.names, self.book.models, strict=True)}
 
     def of(self, table: JobTable, decision: Decision, policy: str) -> tuple[Execution, Profiles]:
-        """What a Decision asks each of its rows to run under, and the profiles that this refers to."""
+        """What each row of a Decision is asked to run under, and the profiles that this refers to."""
         jobs, rows = table.jobs, decision.rows
         if len(rows) and (rows.min() < 0 or rows.max() >= len(jobs)):
-            rows = np.clip(rows, 0, len(jobs) - 1)  # the checker will say which row is wrong
+            rows = np.clip(rows, 0, len(jobs) - 1)  # a wrong row must not raise here: the checker names it
         counts = counts_of(table, decision)
         stays = (jobs["phase"][rows] == HELD) & (counts == jobs["width"][rows])
         plan = np.where(stays, jobs["plan"][rows], self.asked.plan[rows]) if decision.plans is None else decision.plans
         cpus = self.asked.cpus[rows] if decision.cpus is None else decision.cpus
         own = (plan == self.asked.plan[rows]) & (counts == jobs["gpus"][rows])
         asked = own & (cpus == self.asked.cpus[rows])
-        accepted = own | (stays & (plan == jobs["plan"][rows]))  # may leave some of its GPUs idle
-        execution = Execution(*(column[rows] for column in self.asked))
+        accepted = own | (stays & (plan == jobs["plan"][rows]))  # its own plan may leave GPUs idle
+        execution = Execution(*(column[rows] for column in self.asked))  # type: ignore[arg-type] - columns of two types
         for i in np.flatnonzero(~asked).tolist():
             row, count, held, code = int(rows[i]), int(counts[i]), int(cpus[i]), int(plan[i])
             if accepted[i]:
@@ -132,7 +132,7 @@ class Executions:
         return found
 
     def _stretched(self, row: int, count: int, cpus: int) -> Outlook:
-        """The asked type of plan on another number of GPUs; what it cannot use stands idle."""
+        """The asked type of plan on another number of GPUs. GPUs that it cannot use stand idle."""
         number, like = int(self.number[row]), plan_of(int(self.asked.plan[row]))
         found = _largest(self.book, number, count, cpus, like) or _largest(self.book, number, count, cpus, None)
         if found is not None:
@@ -168,7 +168,7 @@ def executions_for(
 ) -> Executions:
     """Read what the trace says of plans; jobs that say nothing get the best plan for the GPUs they ask for.
 
-    A model that was assigned, not named by the trace, may leave GPUs idle that no plan of it can use.
+    A model that was assigned, not named by the trace, may leave GPUs idle if no plan of it can use them.
     """
     perf.check(cluster)
     site = site_of(cluster, 0)
@@ -232,7 +232,7 @@ def _asked_or_why_not(
 
 
 def _column(jobs: pl.DataFrame, column: str) -> list[str | None]:
-    """Texts of an optional column, blank where there is none."""
+    """Texts of an optional column; empty where the trace says nothing."""
     if column not in jobs.columns:
         return [None] * len(jobs)
     return [value.strip() or None if value else None for value in jobs[column].cast(pl.String).to_list()]
@@ -258,7 +258,7 @@ def _batches(jobs: pl.DataFrame, name: str) -> list[int | None]:
 
 
 def _cpus(jobs: pl.DataFrame, name: str, share: int) -> NDArray[np.int64]:
-    """CPUs for each GPU: as asked, or an even share of the node's."""
+    """CPUs for each GPU: as many as asked for, or an even share of the node's."""
     what = "cpus is the number of CPUs for each GPU, a whole number from 1"
     return np.array(_numbers(jobs, "cpus", share, name, what), dtype=np.int64)
 
@@ -301,7 +301,7 @@ def _transformer(perf: Plans, model: str | None, batch: int | None, accepted: st
 
 
 def _own_names(models: Sequence[Transformer]) -> tuple[str, ...]:
-    """Jobs of one model that differ in batch or accepted plans are different work: the later ones get other names."""
+    """A name for each model. Jobs of one model that differ in batch or accepted plans are different work."""
     names: dict[str, None] = {}
     for model in models:
         name = model.name
@@ -314,7 +314,7 @@ def _own_names(models: Sequence[Transformer]) -> tuple[str, ...]:
 
 
 def _asked(book: PlanBook, number: int, gpus: int, text: str, cpus: int, where: str) -> Outlook:
-    """The plan that the user wrote, on the GPUs asked for."""
+    """The plan that the user wrote, on the GPUs that the user asked for."""
     model, nodes, site = book.models[number], -(-gpus // book.site.node_gpus), book.site
     if cpus > site.cpus_per_gpu:
         raise UserError(

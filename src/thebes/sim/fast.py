@@ -1,10 +1,10 @@
-"""The fast path: priority policies simulated in compiled code, event by event, touching only the jobs concerned.
+"""The fast path simulates priority policies in compiled code, event by event, and touches only the jobs concerned.
 
 It decides exactly what `PriorityPolicy.decide` decides (tests hold the two against each other on random workloads), but
-keeps the order between decisions: waiting jobs stand in lines, running jobs in one short list. A decision therefore
-costs what is running and what changes hands, not what is waiting.
+keeps the order between decisions: waiting jobs stand in lines, running jobs in one short list. The cost of a decision
+therefore depends on what runs and what changes hands, not on how many jobs wait.
 
-At one instant: finishes, then demotions and promotions, then submissions, each in row order; then one decision.
+The order at one instant is: finishes, then demotions and promotions, then submissions, each by row; then one decision.
 """
 
 from __future__ import annotations
@@ -14,12 +14,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import compiled, inner
+from thebes.model.compiled import compiled, inlined, inner
 from thebes.model.jobs import HELD, NEVER, WAITING, gpus_of
-from thebes.model.machine import ZERO, release
-from thebes.policy.fill import fitting_kind, keep_if_free, read_free, read_total, save_victims, try_to_place
-from thebes.policy.learning import known_count, next_refresh
-from thebes.policy.priority import (
+from thebes.model.machine import NONE, ZERO, release
+from thebes.model.rules import ticks_until
+from thebes.policy.fill import (
+    charge_kind,
+    could_give_way,
+    fitting_kind,
+    keep_if_free,
+    make_way,
+    read_free,
+    read_total,
+    save_victims,
+    try_to_place,
+)
+from thebes.policy.orders.learning import known_count, next_refresh
+from thebes.policy.orders.priority import (
     GROUPS,
     Distribution,
     Rule,
@@ -30,16 +41,14 @@ from thebes.policy.priority import (
     rank_and_key,
     set_samples,
     ticks,
-    ticks_until,
 )
 from thebes.sim.calendar import Calendar, calendar_for, next_event_s, schedule
+from thebes.sim.check import SOUND, CheckerMemory, check_instant, check_world, nothing_seen
 from thebes.sim.lines import Lines, before, dequeue, enqueue, first_in_line, first_of_all, lines_for, to_the_heads
 from thebes.sim.profiler import REFIT_EVERY, refit_pack_limit
 from thebes.sim.world import (
-    SOUND,
     World,
     begin,
-    check_world,
     finish,
     most_events,
     promote,
@@ -50,7 +59,7 @@ from thebes.sim.world import (
     suspend,
 )
 
-# Why `run` came back.
+# Reasons why `run` returns.
 DONE, LOG_FULL, PAUSED, UNSOUND, LEARN = range(5)
 
 # Cells of Memory.state.
@@ -62,13 +71,17 @@ class Memory(NamedTuple):
 
     lines: Lines
     calendar: Calendar
-    running: NDArray[np.int64]  # rows, each once, in the order of the last decision; may still hold finished ones
+    running: NDArray[np.int64]  # rows in the order of the last decision, each once; some may have finished since
     state: NDArray[np.int64]
     budget: NDArray[np.int64]  # GPUs left per kind
+    idle: NDArray[np.int64]  # GPUs per kind that are free without anybody giving way
     starts: NDArray[np.int64]
+    charged: NDArray[np.int64]  # per start, the kind that is charged for it
     victims: NDArray[np.int64]
+    lower: NDArray[np.int64]  # running jobs that could give way to a gang that was refused
     due: NDArray[np.int64]
     checks: bool
+    seen: CheckerMemory  # the checker's own account
 
 
 def memory_for(world: World, *, learns: bool, checks: bool) -> Memory:
@@ -84,15 +97,19 @@ def memory_for(world: World, *, learns: bool, checks: bool) -> Memory:
         running=np.zeros(2 * gpus + 16, dtype=np.int64),
         state=state,
         budget=np.zeros(kinds, dtype=np.int64),
+        idle=np.zeros(kinds, dtype=np.int64),
         starts=np.zeros(min(count, gpus) + 1, dtype=np.int64),
-        victims=np.zeros(gpus + 1, dtype=np.int64),
+        charged=np.zeros(min(count, gpus) + 1, dtype=np.int64),
+        victims=np.zeros(2 * gpus + 1, dtype=np.int64),  # one that was saved may have to give way again
+        lower=np.zeros(gpus + 1, dtype=np.int64),
         due=np.zeros(count + 1, dtype=np.int64),
         checks=checks,
+        seen=nothing_seen(gpus),
     )
 
 
 def learn(w: World, mem: Memory, rule: Rule, d: Distribution, given: NDArray[np.float64]) -> None:
-    """What `run` came back for with LEARN: a new distribution, a new PACKLIMIT, or both."""
+    """Give `run` what it returned for with LEARN: a new distribution, a new PACKLIMIT, or both."""
     finished = int(w.clock["finished"][0])
     if finished >= mem.state[REFRESH_AT]:
         known = known_count(finished)
@@ -119,7 +136,7 @@ def _sort_lines(q: Lines) -> None:
 
 @compiled
 def run(w: World, mem: Memory, rule: Rule, d: Distribution, instants: int) -> int:
-    """Go on for so many instants at most, or until everything has happened, or until the caller is needed."""
+    """Go on for at most so many instants, until everything has happened, or until the caller has to do something."""
     jobs, clock, state = w.table.jobs, w.clock[0], mem.state
     for _ in range(instants):
         if state[MIDWAY] == 0:
@@ -129,7 +146,9 @@ def run(w: World, mem: Memory, rule: Rule, d: Distribution, instants: int) -> in
             if clock.waiting > 0:
                 now_s = min(now_s, next_tick_s(rule, clock.now_s))
             if now_s == NEVER:
-                return DONE
+                if mem.checks:
+                    state[FAULT], state[FAULT_ROW] = check_world(w)
+                return DONE if state[FAULT] == SOUND else UNSOUND
             if w.log.size - clock.logged < most_events(w, now_s):
                 return LOG_FULL
             clock.now_s = now_s
@@ -151,19 +170,17 @@ def run(w: World, mem: Memory, rule: Rule, d: Distribution, instants: int) -> in
                 _watch(w, mem, rule, w.neighbours.touched[i])
         step_timeline(w)
         if mem.checks:
-            fault, row = check_world(w)
-            if fault != SOUND:
-                state[FAULT] = fault
-                state[FAULT_ROW] = row
+            state[FAULT], state[FAULT_ROW] = check_instant(w, mem.seen)
+            if state[FAULT] != SOUND:
                 return UNSOUND
         if clock.observed >= state[REFIT_AT]:
             return LEARN
     return PAUSED
 
 
-@inner
+@inlined
 def _finish_those_due(w: World, mem: Memory) -> None:
-    """Take what is due now off the calendar; finishes come first."""
+    """Take what is due now off the calendar, and carry out the finishes, which come first."""
     jobs, now_s, others = w.table.jobs, w.clock[0].now_s, 0
     while next_event_s(mem.calendar) <= now_s:
         row = mem.calendar.rows[0]
@@ -176,9 +193,9 @@ def _finish_those_due(w: World, mem: Memory) -> None:
     mem.state[DUE] = others
 
 
-@inner
+@inlined
 def _change_queues(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
-    """The demotions and promotions that are due now."""
+    """Carry out the demotions and promotions that are due now."""
     for i in range(mem.state[DUE]):
         row = mem.due[i]
         if w.table.jobs[row].phase == WAITING:
@@ -210,46 +227,61 @@ def _stand_in_line(w: World, mem: Memory, rule: Rule, d: Distribution, row: int)
 
 @inner
 def _watch(w: World, mem: Memory, rule: Rule, row: int) -> None:
-    """Note when a running job ends or moves in the order."""
+    """Put on the calendar when a running job ends or moves in the order."""
     job = w.table.jobs[row]
     schedule(
         mem.calendar, row, min(job.finish_s, next_change_s(rule, job, job.age_s, job.run_from_s, w.clock[0].now_s))
     )
 
 
-@inner
+@inlined
 def _decide(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
-    budget, kinds = mem.budget, w.machine.kinds
-    to_the_heads(mem.lines)
+    kinds = w.machine.kinds
     room_for_all = kinds.size == 1 and w.clock[0].waiting_gpus <= kinds[0].free
-    if rule.preemptive and not room_for_all:
-        read_total(w.machine, budget)
+    settled = False
+    if room_for_all or not rule.preemptive:
+        settled = _start_in_order(w, mem, rule, d)
+    if not settled:
+        to_the_heads(mem.lines)
+        read_total(w.machine, mem.budget)
+        read_free(w.machine, mem.idle)
         _decide_preemptive(w, mem, rule, d)
-    else:
-        read_free(w.machine, budget)
-        _start_in_order(w, mem, rule, d)
 
 
-@inner
-def _start_in_order(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
-    """Give free GPUs to waiting jobs in order; strict: until the first that does not fit."""
+@inlined
+def _start_in_order(w: World, mem: Memory, rule: Rule, d: Distribution) -> bool:
+    """Give free GPUs to waiting jobs in order; a strict policy stops at the first job that does not fit.
+
+    Where lower jobs may have to give way to a refused gang, it stops at a refusal, and false is returned.
+    """
     q, budget, starts = mem.lines, mem.budget, ZERO
+    to_the_heads(q)
+    read_free(w.machine, budget)
+    settled = True
     while True:
         number = first_of_all(q) if rule.strict else first_in_line(q, budget)
         if number < 0:
             break
         line = q.lines[number]
-        row = q.rows[line.at]
-        if try_to_place(w.table, w.machine, w.strategy, budget, row):
+        at: int = line.at
+        row = q.rows[at]
+        if try_to_place(w.table, w.machine, w.strategy, budget, row, NONE):
             mem.starts[starts] = row
             starts += 1
             line.at += 1
+        elif rule.preemptive:
+            settled = False
+            break
         elif rule.strict:
             break
         else:
             line.closed = 1
     for i in range(starts):
-        _start(w, mem, rule, d, mem.starts[i])
+        if settled:
+            _start(w, mem, rule, d, mem.starts[i])
+        else:
+            release(w.machine, gpus_of(w.table, mem.starts[i]))
+    return settled
 
 
 @inner
@@ -274,34 +306,36 @@ def _forget_stopped(w: World, mem: Memory) -> None:
     mem.state[RUNNING] = kept
 
 
-@inner
+@inlined
 def _sort_running(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
-    """Insertion sort: from one decision to the next the order hardly changes."""
+    """Sort the running jobs, by insertion: from one decision to the next the order hardly changes."""
     jobs, running = w.table.jobs, mem.running
-    _forget_stopped(w, mem)
     tick = np.int64(ticks_until(rule.quantum_s, w.clock[0].now_s)) if ticks(rule) else mem.state[TICKED]
-    if moves_while_running(rule) or tick != mem.state[TICKED]:
-        mem.state[TICKED] = tick
-        for i in range(mem.state[RUNNING]):
-            _rank(w, rule, d, running[i])
-    else:
-        for i in range(mem.state[RUNNING]):
-            # Demoted, or come and started, at the last decision: from now on it counts as running.
-            if jobs[running[i]].rank % GROUPS != 0:
-                _rank(w, rule, d, running[i])
-    for i in range(1, mem.state[RUNNING]):
-        row, j = running[i], i - 1
+    all_move = moves_while_running(rule) or tick != mem.state[TICKED]
+    mem.state[TICKED] = tick
+    kept = 0
+    for i in range(mem.state[RUNNING]):
+        row = running[i]
+        job = jobs[row]
+        if job.phase != HELD:
+            continue
+        # A job that was demoted, or that arrived and started, at the last decision counts as running from now on.
+        if all_move or job.rank % GROUPS != 0:
+            _rank(w, rule, d, row)
+        j = kept - 1
         while j >= 0 and before(jobs, row, running[j]):
             running[j + 1] = running[j]
             j -= 1
         running[j + 1] = row
+        kept += 1
+    mem.state[RUNNING] = kept
 
 
-@inner
+@inlined
 def _decide_preemptive(w: World, mem: Memory, rule: Rule, d: Distribution) -> None:
-    """Walk running and waiting jobs merged in order, give each its GPUs from the whole cluster's budget.
+    """Walk running and waiting jobs merged in order, and give each its GPUs from the budget of the whole cluster.
 
-    A running job that is passed over must go (a victim); a waiting job that is reached shall start.
+    A running job that is passed over becomes a victim; a waiting job that is reached starts.
     """
     jobs, q, budget = w.table.jobs, mem.lines, mem.budget
     _sort_running(w, mem, rule, d)
@@ -309,10 +343,9 @@ def _decide_preemptive(w: World, mem: Memory, rule: Rule, d: Distribution) -> No
     number = first_in_line(q, budget)
     for i in range(mem.state[RUNNING]):
         row = mem.running[i]
-        while number >= 0 and before(jobs, q.rows[q.lines[number].at], row):
-            mem.starts[starts] = q.rows[q.lines[number].at]
+        while number >= 0 and before(jobs, q.rows[q.lines[number].at], row):  # pyright: ignore[reportArgumentType]
+            number = _pay_for_head(mem, number, starts)
             starts += 1
-            number = _pay_for_head(q, budget, number)
         job = jobs[row]
         if budget[job.node_kind] >= job.gpus:
             budget[job.node_kind] -= job.gpus
@@ -322,59 +355,85 @@ def _decide_preemptive(w: World, mem: Memory, rule: Rule, d: Distribution) -> No
             mem.victims[victims] = row
             victims += 1
     while number >= 0:
-        mem.starts[starts] = q.rows[q.lines[number].at]
+        number = _pay_for_head(mem, number, starts)
         starts += 1
-        number = _pay_for_head(q, budget, number)
     if starts > 0 or victims > 0:
         _settle(w, mem, rule, d, starts, victims)
 
 
 @inner
-def _pay_for_head(q: Lines, budget: NDArray[np.int64], number: int) -> int:
-    """Take the head of this line off the budget; returns the next line to serve."""
-    line = q.lines[number]
-    budget[fitting_kind(budget, line.kinds, line.gpus)] -= line.gpus
+def _pay_for_head(mem: Memory, number: int, at: int) -> int:
+    """Note the head of this line as start number `at`, charge its kind, and return the next line to serve."""
+    line = mem.lines.lines[number]
+    mem.starts[at] = mem.lines.rows[line.at]
+    mem.charged[at] = charge_kind(mem.budget, mem.idle, line.kinds, line.gpus)
     line.at += 1
-    return first_in_line(q, budget)
+    return first_in_line(mem.lines, mem.budget)
 
 
-@inner
+@inlined
 def _settle(w: World, mem: Memory, rule: Rule, d: Distribution, starts: int, victims: int) -> None:
-    """Place those who shall start where the victims were and where nobody was; a refusal saves victims.
+    """Place the jobs that are to start on the GPUs of victims and on idle GPUs.
 
-    Nothing is suspended before the placement of whoever takes over is certain.
+    When the placement refuses a gang, lower jobs give way to it; where that does not help, its victims are saved.
+    Nothing is suspended before the placement of the jobs that take over is certain.
     """
     jobs, budget = w.table.jobs, mem.budget
     for i in range(victims):
         release(w.machine, gpus_of(w.table, mem.victims[i]))
-    placed, refused = ZERO, False
+    placed, left_over = ZERO, False
     for i in range(starts):
         row = mem.starts[i]
         read_free(w.machine, budget)
         line = mem.lines.lines[jobs[row].gang_class]
-        if line.closed == 0 and try_to_place(w.table, w.machine, w.strategy, budget, row):
+        if line.closed == 0 and try_to_place(w.table, w.machine, w.strategy, budget, row, mem.charged[i]):
+            mem.starts[placed] = row
+            placed += 1
+            continue
+        left_over = True
+        more = _make_way(w, mem, row, mem.charged[i], victims) if line.closed == 0 else NONE
+        if more >= 0:
+            victims = more
             mem.starts[placed] = row
             placed += 1
         else:
             line.closed = 1
-            refused = True
             save_victims(w.table, w.machine, mem.victims[:victims], _unplaced_gpus(w, mem, starts, i + 1))
-    if refused:
+    if left_over:
         placed = _hand_out_leftovers(w, mem, victims, placed)
     for i in range(victims):
         row = mem.victims[i]
         if row >= 0:
             suspend(w, row)
             _stand_in_line(w, mem, rule, d, row)
-    if victims > 0:  # before they start again: nobody may stand in the list of the running twice
+    if victims > 0:  # this comes before they start again, so that no job stands in the list of running jobs twice
         _forget_stopped(w, mem)
     for i in range(placed):
         _start(w, mem, rule, d, mem.starts[i])
 
 
-@inner
+@inlined
+def _make_way(w: World, mem: Memory, row: int, charged: int, victims: int) -> int:
+    """Let lower jobs give way to a refused gang; they join the victims. Returns the new number of victims, or -1."""
+    jobs, count = w.table.jobs, 0
+    for i in range(mem.state[RUNNING]):
+        other = mem.running[i]
+        if before(jobs, row, other) and could_give_way(w.table, w.machine, row, other):
+            mem.lower[count] = other
+            count += 1
+    lower = mem.lower[:count]
+    if not make_way(w.table, w.machine, w.strategy, mem.budget, row, charged, lower):
+        return NONE
+    for i in range(count):
+        if lower[i] >= 0:
+            mem.victims[victims] = lower[i]
+            victims += 1
+    return victims
+
+
+@inlined
 def _unplaced_gpus(w: World, mem: Memory, starts: int, first: int) -> int:
-    """GPUs that those still to be placed will need."""
+    """How many GPUs the jobs that are still to be placed will need."""
     jobs, total = w.table.jobs, 0
     for i in range(first, starts):
         job = jobs[mem.starts[i]]
@@ -383,9 +442,9 @@ def _unplaced_gpus(w: World, mem: Memory, starts: int, first: int) -> int:
     return total
 
 
-@inner
+@inlined
 def _hand_out_leftovers(w: World, mem: Memory, victims: int, placed: int) -> int:
-    """What refusals left over goes to whoever is next in order: a victim stays, a waiting job starts."""
+    """Give what refusals left over to the next jobs in order: a victim stays, a waiting job starts."""
     jobs, q, budget = w.table.jobs, mem.lines, mem.budget
     read_free(w.machine, budget)
     for i in range(victims):
@@ -393,7 +452,7 @@ def _hand_out_leftovers(w: World, mem: Memory, victims: int, placed: int) -> int
         if row < 0:
             continue
         number = first_in_line(q, budget)
-        while number >= 0 and before(jobs, q.rows[q.lines[number].at], row):
+        while number >= 0 and before(jobs, q.rows[q.lines[number].at], row):  # pyright: ignore[reportArgumentType]
             placed = _start_leftover(w, mem, number, placed)
             number = first_in_line(q, budget)
         if keep_if_free(w.table, w.machine, row):
@@ -409,8 +468,9 @@ def _hand_out_leftovers(w: World, mem: Memory, victims: int, placed: int) -> int
 @inner
 def _start_leftover(w: World, mem: Memory, number: int, placed: int) -> int:
     line = mem.lines.lines[number]
-    row = mem.lines.rows[line.at]
-    if try_to_place(w.table, w.machine, w.strategy, mem.budget, row):
+    at: int = line.at
+    row = mem.lines.rows[at]
+    if try_to_place(w.table, w.machine, w.strategy, mem.budget, row, NONE):
         mem.starts[placed] = row
         placed += 1
         line.at += 1

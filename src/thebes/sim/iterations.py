@@ -1,4 +1,4 @@
-"""The world at the grain of iterations: tasks that take turns on shared GPUs, and all-reduces that meet on the network.
+"""The world at the grain of iterations: tasks take turns on shared GPUs, and all-reduces share the network.
 
 The model is that of Ada-SRSF (arXiv 2002.10105). A round of a job is two tasks per worker on that worker's GPU, forward
 then backward, and, if the job spans nodes, one all-reduce. A GPU runs one task at a time, to its end, of the job with
@@ -18,27 +18,29 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from thebes.model import gate, rules
 from thebes.model.cluster import Cluster
-from thebes.model.compiled import Record, Records, compiled, entry, inner, plain
+from thebes.model.compiled import Record, Records, compiled, entry, inlined, inner, inner_maker, maker, plain
 from thebes.model.decision import MAX_SHARERS, UNPLANNED, diff, shares_of
 from thebes.model.errors import UserError
-from thebes.model.jobs import FINISHED, HELD, NEVER, JobTable, gpus_of
-from thebes.model.machine import ZERO, Machine, nodes_spanned, tier_spanned
+from thebes.model.facts import SIMULATED, Knowledge
+from thebes.model.jobs import NEVER, JobTable, copy_numbers, gpus_of
+from thebes.model.machine import ZERO, Machine
 from thebes.model.profiles import iteration_s, shape_of
 from thebes.policy.ada_srsf import AdaSrsf, cost_of_contention
 from thebes.sim.calendar import Calendar, next_event_s, schedule
-from thebes.sim.loop import ASK, DONE, LOG_FULL, Alive, Loop
+from thebes.sim.loop import ASK, DONE, LOG_FULL, Alive, GeneralLoop, leave
 from thebes.sim.neighbours import NOBODY, move_in, move_out, place_in_table
 from thebes.sim.world import FINISH, START, World, most_events, record, step_timeline, submit
 
-LEAST_ROUNDS = 40.0  # no job is bundled into fewer rounds than this, unless it has fewer iterations
+LEAST_ROUNDS = 40.0  # no job is bundled into fewer rounds, unless it has fewer iterations
 SAME_S = 1e-9  # events closer together than this, or than rounding can tell apart, happen at one instant
-STRETCH = 200_000  # events between two looks at the clock on the wall
+STRETCH = 200_000  # events simulated between two looks at the real clock
 PAUSED = 3
 
-# Where a job is in its round.
+# How far a job is in its round.
 STARTING, COMPUTING, ASKS, TALKS = range(4)
-# Where a worker's task is.
+# The state of a worker's task.
 READY, BUSY, DONE_TASK = range(3)
 # Cells of `Iterations.count`.
 N_ASKING, N_ACTIVE, N_LOOK, N_FRESH, ENDED, CHANGED = range(6)
@@ -46,21 +48,21 @@ N_ASKING, N_ACTIVE, N_LOOK, N_FRESH, ENDED, CHANGED = range(6)
 ROUND = np.dtype(
     [
         ("stage", np.int64),
-        ("task_s", np.float64),  # compute of one iteration, where the job sits
-        ("wire_s", np.float64),  # its all-reduce, alone on the network
+        ("task_s", np.float64),  # compute of one iteration on the GPUs that the job has
+        ("wire_s", np.float64),  # the all-reduce of one iteration, alone on the network
         ("left", np.float64),  # iterations that are not finished
         ("bundle", np.float64),  # iterations per round
-        ("size", np.float64),  # iterations of the present round
+        ("size", np.float64),  # iterations in the present round
         ("forward", np.float64),  # share of the compute that is a task of its own
-        ("tasks_left", np.int64),  # workers that have not finished theirs
+        ("tasks_left", np.int64),  # workers that have not finished their task
         ("served_s", np.float64),  # GPU seconds of work that the tasks of this round have done
-        ("service", np.float64),  # what is left, in microseconds of a GPU: SRSF's order
+        ("service", np.float64),  # what is left to do, in microseconds of a GPU: the order of SRSF
         ("asked_s", np.float64),  # when the present all-reduce became ready
-        ("obstacle", np.int64),  # the node for whose transfers it was refused; NOBODY: it has not been yet
-        ("latency_s", np.float64),  # what is left of the transfer: latency, then seconds alone
+        ("obstacle", np.int64),  # the node whose transfers had it refused; NOBODY: it was not refused yet
+        ("latency_s", np.float64),  # what is left of the transfer: first latency, then seconds alone on the network
         ("rest_s", np.float64),
         ("settled_s", np.float64),  # the instant for which these two hold
-        ("k", np.int64),  # transfers on its busiest node, since then
+        ("k", np.int64),  # transfers on its busiest node since then
     ]
 )
 LAW = np.dtype(
@@ -81,20 +83,20 @@ class Iterations(NamedTuple):
     law: Records  # one record
     rounds: Records  # ROUND, per job
     task: NDArray[np.int64]  # per slot: READY, BUSY or DONE_TASK
-    backward: NDArray[np.bool_]  # per slot: whether its task is the last of the round, else it is the forward one
+    backward: NDArray[np.bool_]  # per slot: whether its task is the last of the round, the backward pass
     due_s: NDArray[np.float64]  # per slot: when its task ends
-    slot_row: NDArray[np.int64]  # per slot: whose it is
+    slot_row: NDArray[np.int64]  # per slot: the row of its job
     residents: NDArray[np.int64]  # [GPU, MAX_SHARERS]: slots of the jobs that sit there, then NOBODY
     computing: NDArray[np.int64]  # per GPU: the job whose task it runs, or NOBODY
-    since_s: NDArray[np.float64]  # per GPU: charged up to here
-    look: NDArray[np.int64]  # GPUs that may have something to begin with
-    listed: NDArray[np.bool_]  # per GPU: whether it is among those
+    since_s: NDArray[np.float64]  # per GPU: it was charged up to this instant
+    look: NDArray[np.int64]  # GPUs that may have a task to begin
+    listed: NDArray[np.bool_]  # per GPU: whether `look` holds it
     asking: NDArray[np.int64]  # rows of the jobs whose all-reduce waits, by (service, row)
     active: NDArray[np.int64]  # rows of the jobs that transfer
     node_active: NDArray[np.int64]  # per node: transfers
     node_ended: NDArray[np.bool_]  # per node: whether a transfer has ended since the last admissions
-    node_rows: NDArray[np.int64]  # per node: the sum of their rows: the row, if there is one
-    count: NDArray[np.int64]
+    node_rows: NDArray[np.int64]  # per node: the sum of the rows of its transfers; of one transfer, its row
+    count: NDArray[np.int64]  # type: ignore[assignment] - tuple has a method of that name
 
 
 def iterations_for(world: World, policy: AdaSrsf) -> Iterations:
@@ -129,14 +131,14 @@ def iterations_for(world: World, policy: AdaSrsf) -> Iterations:
 
 @inner
 def _at_once(now_s: float) -> float:
-    """The end of this instant: what is due by then happens now."""
+    """The end of this instant; what is due by then happens now."""
     return now_s + max(SAME_S, 1e-14 * now_s)
 
 
-# The account: each second of an occupied GPU is charged once, to whom it computes for, else to all who sit there alike.
+# The account: each second of an occupied GPU is charged once, to the job that computes, or else evenly to all there.
 
 
-# What runs per task takes only the arrays it needs: handing whole worlds around would cost more than the work itself.
+# Functions that run per task take only the arrays they need: passing whole worlds would cost more than the work.
 
 
 @inner
@@ -179,11 +181,11 @@ def _charge(w: World, it: Iterations, gpu: int) -> None:
 
 @inner
 def _service(job: Record, turn: Record) -> float:
-    """Whole microseconds, so that jobs with equally much left are told apart by their rows, not by rounding."""
+    """Remaining service in whole microseconds, so that rows break ties between equal jobs, and rounding does not."""
     return np.floor(1e6 * (job.left_s * job.width - turn.served_s) + 0.5)
 
 
-@inner
+@inner_maker
 def _begin_round(w: World, it: Iterations, row: int) -> None:
     job, turn = w.table.jobs[row], it.rounds[row]
     turn.size = turn.bundle if turn.left - turn.bundle > 1e-9 * turn.left else turn.left
@@ -196,7 +198,7 @@ def _begin_round(w: World, it: Iterations, row: int) -> None:
     _make_ready(w.table.slots, it.task, it.computing, it.listed, it.look, it.count, first, last)
 
 
-@inner
+@inlined
 def _make_ready(
     slots: NDArray[np.int64],
     task: NDArray[np.int64],
@@ -207,7 +209,7 @@ def _make_ready(
     first: int,
     last: int,
 ) -> None:
-    """A task for each worker; idle GPUs have to be looked at."""
+    """Make a task ready for each worker of a job, and note its idle GPUs in `look`."""
     for slot in range(first, last):
         gpu = slots[slot]
         task[slot] = READY
@@ -219,15 +221,18 @@ def _make_ready(
 
 @inner
 def _share(turn: Record, backward: bool) -> float:
-    """How much of the round's compute a task is."""
+    """The share of the round's compute that a task does."""
     return 1.0 - turn.forward if backward else turn.forward
 
 
-@inner
+@inlined
 def _begin_tasks(w: World, calendar: Calendar, it: Iterations) -> None:
-    """Every idle GPU takes the ready task of the job with the least remaining service."""
+    """On every idle GPU, begin the ready task of the job with the least remaining service."""
     now_s, jobs, rounds = w.clock[0].now_s, w.table.jobs, it.rounds
     residents, slot_row, task, computing, since_s = it.residents, it.slot_row, it.task, it.computing, it.since_s
+    gpu: int
+    row: int
+    slot: int
     for i in range(it.count[N_LOOK]):
         gpu = it.look[i]
         it.listed[gpu] = False
@@ -256,7 +261,7 @@ def _begin_tasks(w: World, calendar: Calendar, it: Iterations) -> None:
     it.count[N_LOOK] = 0
 
 
-@inner
+@inlined
 def _end_tasks(w: World, calendar: Calendar, it: Iterations, row: int) -> None:
     job, turn, slots, now_s = w.table.jobs[row], it.rounds[row], w.table.slots, w.clock[0].now_s
     task, backward, due_s, computing, since_s = it.task, it.backward, it.due_s, it.computing, it.since_s
@@ -304,7 +309,7 @@ def _join_network(w: World, it: Iterations, row: int, sign: int) -> None:
     it.count[CHANGED] = 1
 
 
-@inner
+@inlined
 def _ask_to_talk(w: World, it: Iterations, row: int) -> None:
     turn, at = it.rounds[row], it.count[N_ASKING]
     turn.stage = ASKS
@@ -329,9 +334,9 @@ def _rest_s(it: Iterations, turn: Record, now_s: float) -> float:
     return max(0.0, turn.rest_s - ran_s / cost_of_contention(turn.k, it.law[0].eta_over_b))
 
 
-@inner
+@inlined
 def _obstacle(w: World, it: Iterations, row: int) -> int:
-    """AdaDUAL, or SRSF(n): the node whose transfers this all-reduce may not meet, or NOBODY."""
+    """By AdaDUAL or SRSF(n), the node whose transfers this all-reduce may not join, or NOBODY."""
     law, m, last = it.law[0], w.machine, NOBODY
     for gpu in gpus_of(w.table, row):
         node = m.gpus[gpu].node
@@ -351,11 +356,12 @@ def _obstacle(w: World, it: Iterations, row: int) -> int:
     return NOBODY
 
 
-@inner
+@inlined
 def _admit(w: World, it: Iterations) -> None:
-    """Those who ask, in order of remaining service. Who was refused is refused until a transfer has ended on that node.
+    """Admit all-reduces that ask, in order of remaining service.
 
-    For until then the transfers in its way only get shorter, and more may come.
+    One that was refused stays refused until a transfer has ended on that node: until then the transfers in its way only
+    get shorter, and more may come.
     """
     count, kept = it.count, 0
     for i in range(count[N_ASKING]):
@@ -382,16 +388,17 @@ def _admit(w: World, it: Iterations) -> None:
     count[N_FRESH] = 0
 
 
-@inner
+@inlined
 def _set_rates(w: World, calendar: Calendar, it: Iterations) -> None:
-    """Transfers whose busiest node has more or fewer transfers than before go on at their new pace."""
+    """Give transfers a new pace where the number of transfers on their busiest node has changed."""
     it.count[CHANGED] = 0
     now_s, m = w.clock[0].now_s, w.machine
     for i in range(it.count[N_ACTIVE]):
         row = it.active[i]
         turn, k = it.rounds[row], 1
         for gpu in gpus_of(w.table, row):
-            k = max(k, it.node_active[m.gpus[gpu].node])
+            node: int = m.gpus[gpu].node
+            k = max(k, it.node_active[node])
         if k != turn.k:
             if turn.k > 0:
                 turn.rest_s = _rest_s(it, turn, now_s)
@@ -402,7 +409,7 @@ def _set_rates(w: World, calendar: Calendar, it: Iterations) -> None:
             schedule(calendar, row, now_s + turn.latency_s + cost_s)
 
 
-@inner
+@inlined
 def _end_transfer(w: World, it: Iterations, row: int) -> None:
     w.table.jobs[row].talked_s += w.clock[0].now_s - it.rounds[row].asked_s
     _join_network(w, it, row, -1)
@@ -417,24 +424,18 @@ def _end_transfer(w: World, it: Iterations, row: int) -> None:
 # The life of a job.
 
 
-@inner
+@inlined
 def _begin(w: World, calendar: Calendar, it: Iterations, row: int) -> None:
-    """A waiting job starts on its slots, for good."""
+    """Start a waiting job on its slots; it keeps them to its end."""
     clock, job, m, costs = w.clock[0], w.table.jobs[row], w.machine, w.costs[0]
     gpus, turn = gpus_of(w.table, row), it.rounds[row]
     for i in range(gpus.size):
         _charge(w, it, gpus[i])
         it.residents[gpus[i], _crowd(it.residents, gpus[i])] = job.first_slot + i
     clock.busy_gpus += move_in(w.neighbours, m, w.table, row)
-    job.waited_s += clock.now_s - job.since_s
-    job.phase = HELD
-    job.since_s = clock.now_s
-    job.first_start_s = clock.now_s
-    job.ready_s = clock.now_s
-    job.run_from_s = clock.now_s + costs.start_s + costs.start_s_per_gib * job.state_gib
-    job.tier, job.nodes = tier_spanned(m, gpus), nodes_spanned(m, gpus)
-    job.node_kind = m.nodes[m.gpus[gpus[0]].node].node_kind
-    job.holds += 1
+    rules.hold(w.table, m, row, clock.now_s)
+    rules.run(job, clock.now_s, clock.now_s + costs.start_s + costs.start_s_per_gib * job.state_gib)
+    job.paced_s = NEVER  # what is left to do is noted at the end of every round instead
     clock.held += 1
     clock.waiting -= 1
     clock.waiting_gpus -= job.gpus
@@ -456,9 +457,9 @@ def _begin(w: World, calendar: Calendar, it: Iterations, row: int) -> None:
         _begin_round(w, it, row)
 
 
-@inner
+@inlined
 def _end_round(w: World, it: Iterations, row: int) -> bool:
-    """Whether that was the job's last."""
+    """End a round of a job; returns whether it was the last one."""
     job, turn = w.table.jobs[row], it.rounds[row]
     turn.left -= turn.size
     job.left_s = turn.left * job.full_s
@@ -482,22 +483,19 @@ def _finish(w: World, it: Iterations, row: int) -> None:
                 here[at] = here[last]
         here[last] = NOBODY
     clock.busy_gpus -= move_out(w.neighbours, w.machine, w.table, row)
-    job.executed_s = clock.now_s - job.run_from_s
-    job.age_s = job.executed_s
-    job.left_s = 0.0
-    job.finish_s = clock.now_s
-    job.phase = FINISHED
+    rules.count_run(job, clock.now_s)
+    rules.finish(job, clock.now_s)
     if job.nodes > job.min_nodes:
         job.spread_gpu_s = job.useful_gpu_s
-    w.services[clock.finished] = job.executed_s * job.gpus
+    w.services[clock.finished] = rules.service_of(job)
     clock.finished += 1
     clock.held -= 1
     record(w, row, FINISH, ZERO)
 
 
-@inner
+@inlined
 def _happen(w: World, calendar: Calendar, it: Iterations, row: int) -> bool:
-    """What is due for this job now; whether it finished."""
+    """Carry out what is due for this job now; returns whether it finished."""
     turn = it.rounds[row]
     schedule(calendar, row, NEVER)
     if turn.stage == STARTING:
@@ -520,7 +518,7 @@ def _happen(w: World, calendar: Calendar, it: Iterations, row: int) -> bool:
 
 @inner
 def _settle(w: World, calendar: Calendar, it: Iterations) -> None:
-    """What an instant ends with: admissions, new rates, and tasks on idle GPUs."""
+    """End an instant: admit transfers, set new rates, and begin tasks on idle GPUs."""
     count = it.count
     if count[ENDED] == 1 or count[N_FRESH] > 0:
         _admit(w, it)
@@ -532,9 +530,9 @@ def _settle(w: World, calendar: Calendar, it: Iterations) -> None:
 
 @compiled
 def play(w: World, calendar: Calendar, it: Iterations, alive: Alive, stretch: int) -> int:
-    """Iterations go by until jobs arrive or end: then the policy is asked, before that instant is settled."""
+    """Let iterations go by until jobs arrive or end; the policy is then asked before that instant is settled."""
     jobs, clock = w.table.jobs, w.clock[0]
-    room = 4 * jobs.size + 16  # for any instant at all: only where there is less it has to be counted
+    room = 4 * jobs.size + 16  # enough for any instant; only when less is left, events have to be counted
     _settle(w, calendar, it)
     for _ in range(stretch):
         now_s = next_event_s(calendar)
@@ -550,10 +548,7 @@ def play(w: World, calendar: Calendar, it: Iterations, alive: Alive, stretch: in
             row = calendar.rows[0]
             if _happen(w, calendar, it, row):
                 asks = True
-                at = np.searchsorted(alive.rows[: alive.size[0]], row)
-                for i in range(at, alive.size[0] - 1):
-                    alive.rows[i] = alive.rows[i + 1]
-                alive.size[0] -= 1
+                leave(alive, row)
         while clock.arrived < jobs.size and jobs[clock.arrived].submit_s <= now_s:
             asks = True
             alive.rows[alive.size[0]] = clock.arrived
@@ -565,7 +560,7 @@ def play(w: World, calendar: Calendar, it: Iterations, alive: Alive, stretch: in
     return PAUSED
 
 
-@compiled
+@maker
 def start_jobs(
     w: World,
     calendar: Calendar,
@@ -576,13 +571,14 @@ def start_jobs(
     started: NDArray[np.int64],
     offset: NDArray[np.int64],
 ) -> None:
-    """Carry out a Decision that neither suspends nor moves anybody. `started` are positions in `rows`."""
+    """Carry out a Decision, which here neither suspends nor moves a job. `started` are positions in `rows`."""
     jobs, slots = w.table.jobs, w.table.slots
     for i in range(rows.size):
         jobs[rows[i]].share = shares[i]
+    i: int
     for i in started:
         job = jobs[rows[i]]
-        slots[job.first_slot : job.first_slot + job.width] = gpus[offset[i] : offset[i] + job.width]
+        copy_numbers(gpus[offset[i] : offset[i] + job.width], slots[job.first_slot :])
         _begin(w, calendar, it, rows[i])
     w.clock[0].decisions += 1
 
@@ -590,8 +586,8 @@ def start_jobs(
 _play, _start_jobs, _step_timeline = entry(play), entry(start_jobs), entry(step_timeline)
 
 
-class IterationLoop(Loop):
-    """One simulation at the grain of iterations; driven as any `Loop`."""
+class IterationLoop(GeneralLoop):
+    """One simulation at the grain of iterations; it is driven like any `Loop`."""
 
     def __init__(
         self,
@@ -602,9 +598,12 @@ class IterationLoop(Loop):
         checks: bool,
         tenants: tuple[str, ...],
         tier_speeds: NDArray[np.float64],
+        knowledge: Knowledge = SIMULATED,
     ) -> None:
-        super().__init__(world, cluster, policy, checks=checks, tenants=tenants, tier_speeds=tier_speeds)
-        world.table.jobs["paced_s"] = NEVER  # what is left to do is written down at the end of every round
+        super().__init__(
+            world, cluster, policy, checks=checks, tenants=tenants, tier_speeds=tier_speeds, knowledge=knowledge
+        )
+        self.able = gate.Abilities("a simulation at the grain of iterations", shares=True)
         self.iterations = iterations_for(world, policy)
 
     def run(self, instants: int) -> int:
@@ -620,14 +619,12 @@ class IterationLoop(Loop):
         return ASK
 
     def _decide(self) -> None:
-        view = self.view()
-        decision = self.policy.decide(view)
-        if self.checks:
-            self._check(decision, view, UNPLANNED)  # every job keeps its own plan: nothing to look up
-        actions = diff(self.world.table, view.jobs.rows, decision)
+        now_s, alive = float(self.world.clock["now_s"][0]), self.alive.rows[: self.alive.size[0]].copy()
+        decision = self._admitted(self._answer(alive), now_s, alive, UNPLANNED)  # every job keeps its own plan
+        actions = diff(self.world.table, alive, decision)
         if len(actions.suspend) or len(actions.migrate):
             raise UserError(
-                f"policy {self.policy.label}: at {view.now_s:g} s it suspends or moves a job",
+                f"policy {self.policy.label}: at {now_s:g} s it suspends or moves a job",
                 hint="where iterations take turns on a GPU, a job stays on its GPUs until it ends",
             )
         _start_jobs(
@@ -643,7 +640,7 @@ class IterationLoop(Loop):
 
 
 def refuse_what_no_gpu_holds(table: JobTable, machine: Machine, policy: AdaSrsf, ids: list[str]) -> None:
-    """GPUs are shared by memory, so a job that needs more than any GPU has would wait for ever."""
+    """Refuse jobs that need more memory than any GPU has: GPUs are shared by memory, so they would wait for ever."""
     jobs = table.jobs
     most_gib = np.zeros(len(jobs))
     for kind in range(len(machine.kinds)):

@@ -1,8 +1,8 @@
-"""Waiting jobs in lines: one sorted line per gang class, all lines merged give the policy's order.
+"""Waiting jobs stand in one sorted line per gang class; all lines merged give the policy's order.
 
 Jobs of one class (same GPUs, same node kinds) fit or do not fit alike, so a decision looks only at the heads of lines
 that still fit and never walks past thousands of waiting jobs that cannot start. Places in a line are fixed while a job
-waits; whatever changes one (promotion, new distribution) takes the job out and puts it back.
+waits; a change of its place (by a promotion or a new distribution) takes the job out and puts it back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thebes.model.compiled import Record, Records, inner, plain
+from thebes.model.compiled import Record, Records, inlined, inner, plain
 from thebes.model.machine import NONE
 from thebes.policy.fill import fitting_kind
 
@@ -20,12 +20,12 @@ LINE = np.dtype(
     [
         ("gpus", np.int64),
         ("kinds", np.int64),
-        ("first", np.int64),  # the line's room in `rows` is [first, first + room)
+        ("first", np.int64),  # the line owns rows[first : first + room]
         ("room", np.int64),
         ("low", np.int64),  # its jobs are rows[low:high]
         ("high", np.int64),
-        ("at", np.int64),  # the head, as a decision goes along the line
-        ("closed", np.int64),  # this decision found that nobody of this class can be placed
+        ("at", np.int64),  # the head, which moves as a decision goes along the line
+        ("closed", np.int64),  # this decision has found that no job of this class can be placed
     ]
 )
 
@@ -62,10 +62,10 @@ def before(jobs: Records, a: int, b: int) -> bool:
 
 @inner
 def _position(q: Lines, line: Record, row: int) -> int:
-    """First place in the line whose job does not stand before `row`."""
+    """The first place in the line whose job does not stand before `row`."""
     low, high = line.low, line.high
     while low < high:
-        middle = (low + high) >> 1
+        middle: int = (low + high) >> 1
         if before(q.jobs, q.rows[middle], row):
             low = middle + 1
         else:
@@ -73,9 +73,9 @@ def _position(q: Lines, line: Record, row: int) -> int:
     return low
 
 
-@inner
+@inlined
 def enqueue(q: Lines, row: int) -> None:
-    """Put a job into its line by its rank and key; the shorter side of the line makes room."""
+    """Put a job into its line by its rank and key; the shorter part of the line moves to make room."""
     line = q.lines[q.jobs[row].gang_class]
     at = _position(q, line, row)
     room_left, room_right = line.low > line.first, line.high < line.first + line.room
@@ -93,7 +93,7 @@ def enqueue(q: Lines, row: int) -> None:
 
 @inner
 def dequeue(q: Lines, row: int) -> None:
-    """Take a job out; its rank and key must be those it was put in with."""
+    """Take a job out of its line; its rank and key must be the ones with which it was put in."""
     line = q.lines[q.jobs[row].gang_class]
     at = _position(q, line, row)
     if at - line.low < line.high - 1 - at:
@@ -108,7 +108,7 @@ def dequeue(q: Lines, row: int) -> None:
 
 @inner
 def to_the_heads(q: Lines) -> None:
-    """Begin a decision: every line open, looked at from its head."""
+    """Begin a decision: open every line, and go to its head."""
     for number in range(q.lines.size):
         line = q.lines[number]
         line.at = line.low
@@ -117,7 +117,7 @@ def to_the_heads(q: Lines) -> None:
 
 @inner
 def first_in_line(q: Lines, budget: NDArray[np.int64]) -> int:
-    """The line whose head comes first in the order, of the open lines whose gangs fit the budget; -1: none."""
+    """Of the open lines whose gangs fit the budget, the one whose head comes first in the order; -1 if none fits."""
     best = NONE
     for number in range(q.lines.size):
         line = q.lines[number]
@@ -125,18 +125,20 @@ def first_in_line(q: Lines, budget: NDArray[np.int64]) -> int:
             line.at < line.high
             and line.closed == 0
             and fitting_kind(budget, line.kinds, line.gpus) >= 0
-            and (best < 0 or before(q.jobs, q.rows[line.at], q.rows[q.lines[best].at]))
+            and (best < 0 or before(q.jobs, q.rows[line.at], q.rows[q.lines[best].at]))  # pyright: ignore[reportArgumentType]
         ):
             best = number
     return best
 
 
-@inner
+@inlined
 def first_of_all(q: Lines) -> int:
-    """As `first_in_line`, but whether it fits or not: what a strict policy has to wait for."""
+    """The line whose head comes first, whether it fits or not: a strict policy has to wait for that job."""
     best = NONE
     for number in range(q.lines.size):
         line = q.lines[number]
-        if line.at < line.high and (best < 0 or before(q.jobs, q.rows[line.at], q.rows[q.lines[best].at])):
+        if line.at >= line.high:
+            continue
+        if best < 0 or before(q.jobs, q.rows[line.at], q.rows[q.lines[best].at]):  # pyright: ignore[reportArgumentType]
             best = number
     return best

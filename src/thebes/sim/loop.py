@@ -1,4 +1,4 @@
-"""The general path: any policy, asked through its View, event by event.
+"""The general path runs any policy, asked through its View, event by event.
 
 Time and everything that costs time run in compiled code; once per instant the policy gets a View and answers with a
 Decision, which is checked, compared with what is (`diff`) and carried out. A live controller does the same with a real
@@ -7,31 +7,25 @@ clock and real processes.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from thebes.model import gate
 from thebes.model.cluster import Cluster
-from thebes.model.compiled import Record, compiled, entry, inner, plain
-from thebes.model.decision import (
-    FAULTS,
-    UNPLANNED,
-    Decision,
-    Execution,
-    diff,
-    fault_in,
-    shares_of,
-    workspace_for,
-)
-from thebes.model.errors import UserError
-from thebes.model.jobs import HELD, NEVER, WAITING
+from thebes.model.compiled import Record, compiled, entry, inlined, inner, plain
+from thebes.model.decision import UNPLANNED, Decision, Execution, diff, shares_of, workspace_for
+from thebes.model.facts import DISTRIBUTION, PLANS, PROFILES, SIMULATED, Knowledge
+from thebes.model.jobs import HELD, NEVER, copy_numbers
 from thebes.model.machine import copy_of
-from thebes.model.view import DISTRIBUTION, PLANS, PROFILES, JobsView, Sketch, View
+from thebes.model.rules import change_share, charge_pace
+from thebes.model.view import Board, JobsView, Sketch, View
 from thebes.policy.base import Policy
 from thebes.sim.calendar import Calendar, calendar_for, next_event_s, schedule
 from thebes.sim.executions import Executions
-from thebes.sim.neighbours import charge_pace, come, go, touch
+from thebes.sim.neighbours import come, go, touch
 from thebes.sim.profiler import REFIT_EVERY, refit_pack_limit
 from thebes.sim.world import (
     MIGRATE,
@@ -40,7 +34,6 @@ from thebes.sim.world import (
     World,
     arrive,
     begin,
-    charge_beginning,
     checkpoint_every_s,
     depart,
     finish,
@@ -55,7 +48,7 @@ from thebes.sim.world import (
     take_slots,
 )
 
-# Why `advance` came back.
+# Reasons why `advance` returns.
 ASK, DONE, LOG_FULL = range(3)
 
 
@@ -68,7 +61,7 @@ class Alive(NamedTuple):
 
 @compiled
 def advance(w: World, calendar: Calendar, alive: Alive, wake_s: float) -> int:
-    """Go to the next instant at which anything happens: finishes, submissions, or the policy's own wake-up."""
+    """Go to the next instant at which something happens: a finish, a submission, or the policy's own wake-up."""
     jobs, clock = w.table.jobs, w.clock[0]
     now_s = min(wake_s, next_event_s(calendar))
     if clock.arrived < jobs.size:
@@ -82,16 +75,28 @@ def advance(w: World, calendar: Calendar, alive: Alive, wake_s: float) -> int:
         row = calendar.rows[0]
         schedule(calendar, row, NEVER)
         finish(w, row)
-        at = np.searchsorted(alive.rows[: alive.size[0]], row)
-        for i in range(at, alive.size[0] - 1):
-            alive.rows[i] = alive.rows[i + 1]
-        alive.size[0] -= 1
+        leave(alive, row)
     _reschedule_touched(w, calendar)
     while clock.arrived < jobs.size and jobs[clock.arrived].submit_s <= now_s:
         alive.rows[alive.size[0]] = clock.arrived
         alive.size[0] += 1
         submit(w, clock.arrived)
     return ASK
+
+
+@inlined
+def leave(alive: Alive, row: int) -> None:
+    """Those behind it move up; rows are in order, so half of those left to look at are passed over at each look."""
+    at, end = 0, alive.size[0]
+    while at < end:
+        middle = (at + end) // 2
+        if alive.rows[middle] < row:
+            at = middle + 1
+        else:
+            end = middle
+    for i in range(at, alive.size[0] - 1):
+        alive.rows[i] = alive.rows[i + 1]
+    alive.size[0] -= 1
 
 
 @inner
@@ -104,7 +109,7 @@ def _reschedule_touched(w: World, calendar: Calendar) -> None:
 
 @inner
 def _execute(job: Record, execution: Execution, i: int) -> None:
-    """The job takes on the plan and the CPUs of row `i` of the Decision."""
+    """Give the job the plan and the CPUs of row `i` of the Decision."""
     if execution.plan.size > 0:
         job.plan = execution.plan[i]
         job.plan_profile = execution.profile[i]
@@ -128,7 +133,7 @@ def carry_out(
     offset: NDArray[np.int64],
     promoted: NDArray[np.int64],
 ) -> None:
-    """Do what a sound Decision asks for. `started` and `migrated` are positions in `rows`."""
+    """Carry out a Decision that has passed the gate. `started` and `migrated` are positions in `rows`."""
     jobs, slots, now_s = w.table.jobs, w.table.slots, w.clock[0].now_s
     for row in promoted:
         promote(w, row)
@@ -138,12 +143,9 @@ def carry_out(
         schedule(calendar, row, NEVER)
     if w.neighbours.law[0].shares:
         for i in range(rows.size):
-            job = jobs[rows[i]]
-            if job.phase == HELD and job.share != shares[i]:
-                charge_pace(job, now_s, checkpoint_every_s(w))
-                charge_beginning(w, rows[i])
+            if change_share(w.table, w.machine, rows[i], shares[i], now_s, checkpoint_every_s(w)):
                 touch(w.neighbours, jobs, rows[i])
-            job.share = shares[i]
+    i: int
     for i in migrated:
         depart(w, rows[i])
     for i in migrated:
@@ -157,20 +159,20 @@ def carry_out(
             change = RECONFIGURE
         job.width = counts[i]
         _execute(job, execution, i)
-        slots[job.first_slot : job.first_slot + job.width] = gpus[offset[i] : offset[i] + counts[i]]
+        copy_numbers(gpus[offset[i] : offset[i] + counts[i]], slots[job.first_slot :])
         arrive(w, rows[i], change, moved)
         schedule(calendar, rows[i], job.finish_s)
     for i in started:
         job = jobs[rows[i]]
         job.width = counts[i]
         _execute(job, execution, i)
-        slots[job.first_slot : job.first_slot + job.width] = gpus[offset[i] : offset[i] + counts[i]]
+        copy_numbers(gpus[offset[i] : offset[i] + counts[i]], slots[job.first_slot :])
         take_slots(w, rows[i])
         begin(w, rows[i])
         schedule(calendar, rows[i], job.finish_s)
     for i in range(execution.plan.size):
         job = jobs[rows[i]]
-        if job.cpus != execution.cpus[i]:  # it goes on where it is, at another pace
+        if job.cpus != execution.cpus[i]:  # the job goes on where it is, at another pace
             charge_pace(job, now_s, checkpoint_every_s(w))
             go(w.neighbours, w.machine, w.table, rows[i])
             _execute(job, execution, i)
@@ -190,8 +192,8 @@ _advance, _carry_out, _step_timeline = entry(advance), entry(carry_out), entry(s
 _note_queues = entry(note_queues)
 
 
-class Loop:
-    """One simulation under one policy; `run` goes on until done or for so many instants."""
+class GeneralLoop:
+    """One simulation under one policy; `run` goes on to the end, or for so many instants."""
 
     def __init__(
         self,
@@ -203,6 +205,7 @@ class Loop:
         tenants: tuple[str, ...] = ("",),
         tier_speeds: NDArray[np.float64] | None = None,
         executions: Executions | None = None,
+        knowledge: Knowledge = SIMULATED,
     ) -> None:
         count = len(world.table.jobs)
         self.world = world
@@ -212,21 +215,28 @@ class Loop:
         self.tenants = tenants
         self.tier_speeds = tier_speeds if PROFILES in policy.needs else None
         self.executions = executions
+        unknown = frozenset() if executions else frozenset({PLANS})
+        self.knowledge = replace(knowledge, facts=knowledge.facts - unknown)
         self.calendar = calendar_for(world.table.jobs)
         self.alive = Alive(np.zeros(count, dtype=np.int64), np.zeros(1, dtype=np.int64))
         self.sketch = Sketch(copy_of(world.machine), world.table.slots.copy(), np.zeros(count, dtype=np.bool_))
         self.gang_classes = int(world.table.jobs["gang_class"].max()) + 1
         self.room = workspace_for(world.machine)
+        self.writes = gate.WriteWatch()
+        self.able = gate.Abilities("this simulation", counts=True, shares=policy.shares, plans=executions is not None)
         self.wake_s = NEVER
         self.memory: object = None
+        self.finished, self.last_finish_s = 0, -np.inf
         self.refit_at = REFIT_EVERY
 
     def run(self, instants: int) -> int:
-        """DONE, LOG_FULL (give the log more room and go on) or ASK (there is more to do)."""
+        """Go on; returns DONE, LOG_FULL (give the log more room and call again) or ASK (there is more to do)."""
         for _ in range(instants):
             status = _advance(self.world, self.calendar, self.alive, self.wake_s)
             if status != ASK:
                 return status
+            if self.world.clock["finished"][0] > self.finished:
+                self.finished, self.last_finish_s = self.world.clock["finished"][0], float(self.world.clock["now_s"][0])
             if self.alive.size[0]:
                 self._decide()
             else:
@@ -246,30 +256,24 @@ class Loop:
         return View(
             now_s=now_s,
             cluster=self.cluster,
-            jobs=JobsView(world.table, rows, now_s, needs, self.tier_speeds),
+            jobs=JobsView(world.table, rows, now_s, needs, self.tier_speeds, self.knowledge),
             machine=world.machine,
-            _table=world.table,
-            _sketch=self.sketch,
-            _strategy=world.strategy,
-            _gang_classes=self.gang_classes,
+            board=Board(world.table, self.sketch, world.strategy, self.gang_classes),
             finished_gpu_s=world.services[: world.clock["finished"][0] if DISTRIBUTION in needs else 0],
             memory=self.memory,
+            last_finish_s=self.last_finish_s,
             tenants=self.tenants,
             _plans=self.executions.book if self.executions and PLANS in needs else None,
         )
 
     def _decide(self) -> None:
-        view = self.view()
-        decision = self.policy.decide(view)
-        execution = self._execution(decision)
-        if self.checks:
-            self._check(decision, view, execution)
-        if not decision.wake_s > view.now_s:
-            raise UserError(
-                f"policy {self.policy.label}: at {view.now_s:g} s it asks to be woken at {decision.wake_s:g} s",
-                hint="wake_s is an instant after view.now_s; leave it out if nothing changes by itself",
-            )
-        actions = diff(self.world.table, view.jobs.rows, decision, execution)
+        now_s, alive = float(self.world.clock["now_s"][0]), self.alive.rows[: self.alive.size[0]].copy()
+        answer = self._answer(alive)
+        if self.executions is not None and self.checks and isinstance(answer, Decision):
+            answer = gate.taken(answer, self.policy.label)  # its plans are looked up before it is admitted
+        execution = self._execution(answer)
+        decision = self._admitted(answer, now_s, alive, execution)
+        actions = diff(self.world.table, alive, decision, execution)
         _carry_out(
             self.world,
             self.calendar,
@@ -285,12 +289,12 @@ class Loop:
             decision.promote,
         )
         if decision.queues is not None:
-            _note_queues(self.world, view.jobs.rows, decision.queues)
+            _note_queues(self.world, alive, decision.queues)
         self.wake_s = decision.wake_s
         self.memory = decision.memory
 
     def _execution(self, decision: object) -> Execution:
-        """The plans of a Decision, looked up; profiles of plans that nobody had yet join the world's."""
+        """The plans of a Decision. Profiles of plans that no job had before are added to the world's."""
         if self.executions is None or not isinstance(decision, Decision):
             return UNPLANNED
         execution, profiles = self.executions.of(self.world.table, decision, self.policy.label)
@@ -298,34 +302,39 @@ class Loop:
             self.world = self.world._replace(neighbours=self.world.neighbours._replace(profiles=profiles))
         return execution
 
-    def _check(self, decision: object, view: View, execution: Execution) -> None:
-        if not isinstance(decision, Decision):
-            raise UserError(
-                f"policy {self.policy.label}: decide returned {type(decision).__name__}, not a Decision",
-                hint="end it with `return thebes.fill(view, order)`",
+    def _answer(self, alive: NDArray[np.int64]) -> object:
+        """Ask the policy."""
+        table, machine = self.world.table, self.world.machine
+        if not self.checks:
+            return self.policy.decide(self.view())
+        self.writes.begin(alive, table, machine)
+        answer = gate.answer_of(self.policy.decide, self.view(), self.policy.label)
+        if self.writes.seen(alive, table, machine):
+            raise gate.DecisionRefused(
+                f"policy {self.policy.label}: it {gate.WROTE}", hint="take copies of its columns"
             )
-        fault, row = fault_in(self.world.table, self.world.machine, decision, self.room, execution)
-        if not fault and decision.shares is not None and not self.policy.shares and (decision.shares < 1).any():
-            raise UserError(
-                f"policy {self.policy.label}: its decision shares GPUs, but the policy does not say that it does",
-                hint="write shares = True in the policy's class",
-            )
-        what = f"{FAULTS[fault]} (job row {row})" if fault else self._fault_in_queues(decision, view)
-        if what:
-            raise UserError(
-                f"policy {self.policy.label}: its decision at {view.now_s:g} s {what}",
-                hint="a Decision names whole gangs on free GPUs; `thebes.fill(view, order)` makes one from an order",
-            )
+        return answer
 
-    def _fault_in_queues(self, decision: Decision, view: View) -> str:
-        if len(decision.promote):
-            waiting = view.jobs.rows[self.world.table.jobs["phase"][view.jobs.rows] == WAITING]
-            wrong = np.setdiff1d(decision.promote, waiting)
-            if len(wrong):
-                return f"promotes a job that is not waiting (job row {wrong[0]})"
-        if decision.queues is not None and len(decision.queues) != len(view.jobs):
-            return f"names the queues of {len(decision.queues)} jobs, but {len(view.jobs)} are alive"
-        return ""
+    def _admitted(self, answer: Any, now_s: float, alive: NDArray[np.int64], execution: Execution) -> Decision:
+        if not self.checks:
+            gate.refuse_wake(answer.wake_s, now_s, self.policy.label)
+            return answer
+        decision = gate.admit(
+            answer,
+            now_s,
+            alive,
+            self.world.table,
+            self.world.machine,
+            self.room,
+            label=self.policy.label,
+            shares=self.policy.shares,
+            able=self.able,
+            execution=execution,
+        )
+        # A policy's memory may be large, so it is written only when the View is looked at, or when its type is new.
+        if self.writes.looks or type(decision.memory) is not type(self.memory):
+            gate.pickled(decision.memory, self.policy.label)
+        return decision
 
 
 def with_longer_log(world: World) -> World:

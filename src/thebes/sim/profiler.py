@@ -1,7 +1,7 @@
-"""The profiler's part in placement: PACKLIMIT learned from how fast gangs ran that were spread out.
+"""The profiler's part in placement: it learns PACKLIMIT from the speeds of gangs that were spread out.
 
-Tiresias (NSDI'19), section 3.4: a simple linear classifier over past placements and the speed they gave, taken anew
-from time to time. One feature, the model's skew, so the classifier is a cut.
+Tiresias (NSDI'19), section 3.4, has a simple linear classifier over past placements and the speed they gave, which is
+fitted again from time to time. It has one feature, the model's skew, so here the classifier is a cut.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from thebes.sim.world import World
 
 REFIT_EVERY = 20
 SLOWED_BELOW = 0.95  # a spread-out gang that runs slower than this should have been consolidated
-ROUNDING = 1e-9  # 1 / (1 / 0.95) may come out below 0.95
+ROUNDING = 1e-9  # 1 / (1 / 0.95) may come out slightly below 0.95
 
 
 def refit_pack_limit(world: World, refit_at: int) -> int:
-    """Take the limit anew if enough was observed; returns the number of observations for the next time."""
+    """Fit the limit again if enough was observed; returns the number of observations at which the next fit is due."""
     seen = int(world.clock["observed"][0])
     if seen < refit_at:
         return refit_at
@@ -27,10 +27,10 @@ def refit_pack_limit(world: World, refit_at: int) -> int:
 
 
 def learned_pack_limit(skew: NDArray[np.float64], speed: NDArray[np.float64]) -> float:
-    """The cut that misjudges fewest placements: above it a gang was slowed down, below it was not.
+    """The cut that misjudges the fewest placements: above it gangs were slowed down, below it they were not.
 
-    Cuts lie between neighbouring skews. Infinite (consolidate nobody) while nothing was slowed down, below all when
-    everything was; between equally good cuts the lowest, which consolidates more.
+    Cuts lie between neighbouring skews. The limit is infinite (nothing is consolidated) while no gang was slowed down,
+    and below all skews when every gang was. Of equally good cuts the lowest is taken, which consolidates more.
     """
     order = np.argsort(skew, kind="stable")
     skews, slowed = skew[order], speed[order] < SLOWED_BELOW - ROUNDING

@@ -1,8 +1,8 @@
-"""Several runs on the machines of a Ray cluster: one task per run, the same results bit for bit.
+"""Several runs on the machines of a Ray cluster, one task per run, with the same results bit for bit.
 
-What runs there is our own code as it is here (it travels along); the machines need Ray, NumPy, Numba, Polars and SciPy.
-A run whose worker or machine dies is done again elsewhere. Nothing that travels needs `thebes` to be unpickled first:
-a task gets bytes, puts our code on its path, and only then looks at them.
+Our own code travels along; the machines need Ray, NumPy, Numba, Polars and SciPy. A run whose worker or machine dies is
+done again elsewhere. A worker may not have `thebes`, so nothing that travels needs it to be unpickled: a task gets
+bytes, puts our code on its path, and only then unpickles them.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import json
 import pickle
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thebes.engine import ray_code
-from thebes.engine.ray_code import node_folder, unpack
-from thebes.engine.ray_session import join, load_ray
+from thebes.engine.ray import code as ray_code
+from thebes.engine.ray.code import node_folder, unpack
+from thebes.engine.ray.session import join, load_ray
 from thebes.model.errors import UserError
 
 if TYPE_CHECKING:
     from thebes.model.cluster import Cluster
     from thebes.model.trace import Trace
+    from thebes.report.result import Result
     from thebes.sim.choices import Choice
-    from thebes.sim.result import Result
+    from thebes.sim.comparison import Advance
 
 POLL_S = 0.2
 TELL_EVERY_S = 0.5
-TRIES_AGAIN = 5  # of a run whose worker died
-Advance = Callable[[int, float], None]
+TRIES_AGAIN = 5  # for a run whose worker died
 
 
 def run_on_ray(
@@ -41,7 +41,7 @@ def run_on_ray(
     workers: int | None = None,
     advance: Advance | None = None,
 ) -> list[Result]:
-    """Results in the order of the choices; `workers` is how many may run at a time, as many as there are CPUs."""
+    """Results in the order of the choices. `workers` runs go on at a time; by default as many as there are CPUs."""
     ray = load_ray("--ray")
     join(ray, address)
     try:
@@ -85,15 +85,15 @@ class _Sweep:
                     found[index] = self._result(one, index)
                     tell(index, 1.0)
                 for index in running.values():
-                    tell(index, self._told(index))
+                    tell(index, self._fraction_done(index))
         finally:
-            for one in running:  # after an error, or Ctrl-C, the others need not go on
+            for one in running:  # after an error or Ctrl-C, the other runs need not go on
                 self.ray.cancel(one, force=True)
             self._forget()
         return [found[index] for index in range(len(self.choices))]
 
     def _start(self, index: int) -> Any:
-        # Policies from files of the user's own travel by value: the file is not on the other machine.
+        # A policy from a file of the user's travels by value, because the other machine does not have that file.
         choice = self.choices[index]
         module = sys.modules[type(choice.policy).__module__]
         own = module.__name__.partition(".")[0] != "thebes"
@@ -126,30 +126,30 @@ class _Sweep:
             raise found
         return found
 
-    def _told(self, index: int) -> float:
-        from ray.experimental.internal_kv import _internal_kv_get
+    def _fraction_done(self, index: int) -> float:
+        from ray.experimental.internal_kv import _internal_kv_get  # pyright: ignore[reportMissingImports]
 
         data = _internal_kv_get(f"{self.name}-{index}", namespace=b"thebes")
         return json.loads(data) if data else 0.0
 
     def _forget(self) -> None:
-        from ray.experimental.internal_kv import _internal_kv_del
+        from ray.experimental.internal_kv import _internal_kv_del  # pyright: ignore[reportMissingImports]
 
         for index in range(len(self.choices)):
             _internal_kv_del(f"{self.name}-{index}", namespace=b"thebes")
 
 
 def _run_there(code: tuple[str, bytes], shared: bytes, choice_data: bytes, key: str) -> tuple[str, Any]:
-    """In a worker of Ray. ("result" | "error" | "missing", data)."""
+    """One run, in a worker of Ray; returns ("result" | "error" | "missing", data)."""
     import time
 
-    from ray.experimental.internal_kv import _internal_kv_put
+    from ray.experimental.internal_kv import _internal_kv_put  # pyright: ignore[reportMissingImports]
 
     folder = str(unpack(*code))
     if folder not in sys.path:
         sys.path.insert(0, folder)
     loaded = sys.modules.get("thebes")
-    if loaded is not None and Path(str(loaded.__file__)).parents[1] != Path(folder):  # another version is installed
+    if loaded is not None and Path(str(loaded.__file__)).parents[1] != Path(folder):  # of another version
         for name in [name for name in sys.modules if name.partition(".")[0] == "thebes"]:
             del sys.modules[name]
     try:
@@ -157,12 +157,12 @@ def _run_there(code: tuple[str, bytes], shared: bytes, choice_data: bytes, key: 
         from thebes.sim.warmup import compile_for, needs_compiling
     except ImportError as error:
         return "missing", str(error)
-    told_s = 0.0
+    last_s = 0.0
 
     def tell(done: int, of: int, _now: float) -> None:
-        nonlocal told_s
-        if time.monotonic() > told_s + TELL_EVERY_S:
-            told_s = time.monotonic()
+        nonlocal last_s
+        if time.monotonic() > last_s + TELL_EVERY_S:
+            last_s = time.monotonic()
             _internal_kv_put(key, json.dumps(done / of), overwrite=True, namespace=b"thebes")
 
     try:

@@ -1,8 +1,8 @@
 """Gandiva as the released Tiresias simulator models it: node sets per GPU count, time slicing in ticks of ten seconds.
 
-A baseline of that paper, not Gandiva itself (OSDI'18): no packing, no migration cost, no profiling. Every model counts
-as filling its GPUs, so a node set has room for as many jobs at a time as fit in its GPUs. Plain Python: the anchors
-are small. Quirks are kept, each named where it happens. Entered through `released_tiresias.run_released`.
+This is a baseline of that paper, not Gandiva itself (OSDI'18): it has no packing, no migration cost and no profiling.
+Every model counts as filling its GPUs, so a node set has room for as many jobs at a time as fit in its GPUs. The code
+is plain Python because the anchors are small. Each quirk is named where it happens. `run_released` calls it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# The GPU counts it knows, in the order in which Python 2.7 walks the release's dict of them: it decides who is first.
+# The known GPU counts, in the order in which Python 2.7 walks the release's dict: it decides which size goes first.
 SIZES = (16, 1, 2, 4, 24, 32, 8, 64, 12)
 TICK_S = 10
 SLICE_S = 60
@@ -19,7 +19,7 @@ SLICE_S = 60
 
 @dataclass
 class _NodeSet:
-    """Some nodes given to jobs of one size; `load` counts jobs ever placed and, a quirk, is not lowered as they end."""
+    """Some nodes given to jobs of one size. `load` counts jobs ever placed and, a quirk, does not fall as they end."""
 
     nodes: int
     capacity: int
@@ -32,7 +32,7 @@ class _NodeSet:
 
 
 @dataclass
-class _Cluster:
+class _NodeSets:
     """Free nodes and the node sets of each size, least loaded first."""
 
     gpus_per_node: int
@@ -41,7 +41,7 @@ class _Cluster:
     sets: dict[int, list[_NodeSet]] = field(default_factory=lambda: {size: [] for size in SIZES})
 
     def new_set(self, size: int) -> _NodeSet | None:
-        """Enough free nodes for one job of this size, or nothing."""
+        """Take enough free nodes for one job of this size, or return None."""
         nodes = math.ceil(size / self.gpus_per_node)
         if nodes > self.free_nodes:
             return None
@@ -51,7 +51,7 @@ class _Cluster:
 
 @dataclass(frozen=True)
 class GandivaTimes:
-    """Per job, -1 where it never came to it; `executed_s` overshoots the duration by up to a tick."""
+    """Times per job, with -1 where the job never got there; `executed_s` exceeds the duration by up to a tick."""
 
     first_start_s: list[int]
     finish_s: list[int]
@@ -61,10 +61,10 @@ class GandivaTimes:
 def run_gandiva(
     gpus: Sequence[int], submit_s: Sequence[int], duration_s: Sequence[int], *, nodes: int, gpus_per_node: int
 ) -> GandivaTimes:
-    """Jobs in submission order, sizes out of SIZES. Ends with jobs unfinished where the release would loop forever."""
+    """Run jobs in submission order, with sizes out of SIZES. Where the release would loop for ever, this stops."""
     n = len(gpus)
     times = GandivaTimes([-1] * n, [-1] * n, [0] * n)
-    cluster = _Cluster(gpus_per_node, nodes * gpus_per_node, nodes)
+    cluster = _NodeSets(gpus_per_node, nodes * gpus_per_node, nodes)
     pending: list[int] = []
     running = arrived = step = 0
     now = submit_s[0] if n else 0
@@ -85,7 +85,7 @@ def run_gandiva(
                 times.first_start_s[job] = now
             running += len(started)
         elif arrived == n and not running and not any(cluster.sets.values()):
-            break  # only a released node set makes the release look at waiting jobs again
+            break  # the release looks at waiting jobs again only when a node set was freed
         step = TICK_S
         if arrived < n:
             step = min(TICK_S, submit_s[arrived] - now)
@@ -93,8 +93,8 @@ def run_gandiva(
     return times
 
 
-def _start_pending(cluster: _Cluster, pending: list[int], gpus: Sequence[int]) -> list[int]:
-    """Quirk 7's twin: the list is walked while jobs leave it, so the job behind each started one is passed over."""
+def _start_pending(cluster: _NodeSets, pending: list[int], gpus: Sequence[int]) -> list[int]:
+    """Start waiting jobs. As in quirk 7, jobs leave the list while it is walked, so that others are passed over."""
     started: list[int] = []
     i = 0
     while i < len(pending):
@@ -104,11 +104,11 @@ def _start_pending(cluster: _Cluster, pending: list[int], gpus: Sequence[int]) -
     return started
 
 
-def _place(cluster: _Cluster, job: int, size: int) -> bool:
-    """Into the first node set with room, else on free nodes, else sliced into the first set; else wait."""
+def _place(cluster: _NodeSets, job: int, size: int) -> bool:
+    """Place a job in the first node set with room, else on free nodes, else sliced into the first set, else nowhere."""
     sets = cluster.sets[size]
     if sets:
-        if sets[0].load + 1 < sets[0].capacity:  # strictly less: the last place of a set is never given here
+        if sets[0].load + 1 < sets[0].capacity:  # strictly less, so the last place of a set is never given here
             sets[0].add(job)
             sets.append(sets.pop(0))
             sets.sort(key=lambda each: each.load)
@@ -126,9 +126,9 @@ def _place(cluster: _Cluster, job: int, size: int) -> bool:
 
 
 def _execute(
-    cluster: _Cluster, times: GandivaTimes, duration_s: Sequence[int], now: int, step: int
+    cluster: _NodeSets, times: GandivaTimes, duration_s: Sequence[int], now: int, step: int
 ) -> tuple[int, bool]:
-    """Let the jobs at the front of each set run for `step`, rotate on the minute, give back the nodes of empty sets."""
+    """Run the front jobs of each set for `step`, rotate each minute, and free the nodes of empty sets."""
     finished, released = 0, False
     for sets in cluster.sets.values():
         for each in sets:
@@ -150,7 +150,7 @@ def _execute(
     return finished, released
 
 
-def _adjust(cluster: _Cluster) -> None:
+def _adjust(cluster: _NodeSets) -> None:
     """Move nodes between the sizes towards their shares of the demand, in the order of SIZES."""
     demand = {size: size * sum(len(each.jobs) for each in sets) for size, sets in cluster.sets.items()}
     held = {size: sum(each.nodes for each in sets) * cluster.gpus_per_node for size, sets in cluster.sets.items()}
@@ -166,10 +166,10 @@ def _adjust(cluster: _Cluster) -> None:
             _shrink(cluster, sets, math.ceil(-missing / size))
 
 
-def _expand(cluster: _Cluster, size: int, count: int) -> None:
+def _expand(cluster: _NodeSets, size: int, count: int) -> None:
     """Add up to `count` sets and spread the jobs anew.
 
-    Quirk: the release tests a loop variable that the inner loop has overwritten, so when all the sets it asked for were
+    Quirk: the release tests a loop variable that the inner loop has overwritten. So when all the sets it asked for were
     added and each is a single node, the jobs stay where they are and the new sets go back at once.
     """
     sets = cluster.sets[size]
@@ -187,7 +187,7 @@ def _expand(cluster: _Cluster, size: int, count: int) -> None:
     _spread(sets, jobs)
 
 
-def _shrink(cluster: _Cluster, sets: list[_NodeSet], count: int) -> None:
+def _shrink(cluster: _NodeSets, sets: list[_NodeSet], count: int) -> None:
     """Free the first sets, always leaving one, and move their jobs to the others."""
     count = min(count, len(sets) - 1)
     jobs: list[int] = []

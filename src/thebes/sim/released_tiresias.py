@@ -1,9 +1,9 @@
 """The simulator that the authors of Tiresias (NSDI'19) released, re-implemented to the last digit, defects included.
 
-It exists to compare us with published figures: integer seconds, no cost for preemption or placement, and the defects of
-the release. Three loops cover the schedules: `_run_in_order` (fifo, fjf, lpjf), `_run_sorted` (sjf, shortest*, gittins)
-and `_run_queues` (dlas*, multi-dlas-gpu); `released_gandiva` is the fourth. For results that make sense use the
-policies of `thebes.policy`. The quirks, by the numbers that the functions below give:
+We need it to compare ourselves with published figures. It counts integer seconds, preemption and placement cost
+nothing, and it has the defects of the release. Three loops cover the schedules: `_run_in_order` (fifo, fjf, lpjf),
+`_run_sorted` (sjf, shortest*, gittins) and `_run_queues` (dlas*, multi-dlas-gpu); `released_gandiva` is the fourth. For
+results that make sense, use the policies of `thebes.policy`. The quirks, by the numbers that the functions below give:
 
  1. gittins: crashes; repaired, it serves the worst index first, forgets a waiting job's GPUs and soon stops its timer
  2. dlas-gpu: the demotion of a job with several GPUs is planned too late
@@ -33,13 +33,14 @@ from importlib import resources
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from thebes.model.arrays import Floats, Ints
+from thebes.model.compiled import inner_maker, maker
 from thebes.model.errors import UserError, nearest
 from thebes.sim import released_gandiva
 
-Placement = Literal["count", "yarn", "gandiva"]
+ReleasedPlacement = Literal["count", "yarn", "gandiva"]
 Variant = Literal["as-released", "memfix", "gittins-distfix", "corrected"]
 
 KNOBS = {"05": 0.5, "1": 1.0, "2": 2.0, "4": 4.0, "8": 8.0, "10": 10.0, "100": 100.0, "1000": 1000.0}
@@ -62,7 +63,7 @@ SCHEDULES: tuple[str, ...] = (
     "multi-dlas-gpu",
     "gandiva",
 )
-PLACEMENTS: tuple[str, ...] = get_args(Placement)
+PLACEMENTS: tuple[str, ...] = get_args(ReleasedPlacement)
 VARIANTS: tuple[str, ...] = get_args(Variant)
 
 # Constants of the release; the queue limits are in (GPU-)seconds.
@@ -71,16 +72,13 @@ GITTINS_DELTA = 3250
 MULTI_QUEUE_LIMITS = (3600,)
 MULTI_RESERVE_EVERY_S = 600
 
-# What happened to a job, in the order in which it is written at one instant.
+# What can happen to a job, in the order in which it is logged at one instant.
 EVENTS = ("finish", "demote", "promote", "suspend", "start", "resume")
 _FINISH, _DEMOTE, _PROMOTE, _SUSPEND, _START, _RESUME = range(len(EVENTS))
 
 _FIFO, _FJF, _LPJF = range(3)
 _BY_GPUS, _BY_TIME, _BY_GPU_TIME, _BY_EXPECTED, _BY_INDEX = range(5)
 _NEVER = np.iinfo(np.int64).max
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -104,10 +102,10 @@ class ClusterShape:
 
 @dataclass(frozen=True)
 class ReleasedRun:
-    """What became of every job, in trace order; -1 where it never came to it.
+    """What became of every job, in trace order, with -1 where it never got there.
 
-    `executed_s` is the time spent running. It equals the duration of a finished job but for quirk 14 (a completion that
-    was planned for the instant of an arrival is kept even when the job is preempted in between).
+    `executed_s` is the time spent running. It equals the duration of a finished job, except for quirk 14 (a completion
+    that was planned for the instant of an arrival is kept even when the job is preempted in between).
     `stuck` are the rows of the jobs that the release leaves unfinished, silently and with exit code 0.
     """
 
@@ -123,14 +121,14 @@ class ReleasedRun:
     stuck: tuple[int, ...]
 
 
-class _Jobs(NamedTuple):
-    """Columns of the loops, in submission order."""
+class _JobColumns(NamedTuple):
+    """The columns of the loops, in submission order."""
 
     gpus: Ints
     submit: Ints
     duration: Ints
     running: NDArray[np.bool_]
-    checked: Ints  # instant up to which `executed` and the waits are accounted
+    checked: Ints  # `executed` and the waits are accounted up to this instant
     executed: Ints
     first_start: Ints
     finish: Ints
@@ -139,8 +137,8 @@ class _Jobs(NamedTuple):
     demotions: Ints
 
 
-class _Nodes(NamedTuple):
-    """Free resources. With `by_node` false only the first element of `free_gpus` counts, for the whole cluster."""
+class _NodeColumns(NamedTuple):
+    """Free resources. If `by_node` is false, only the first element of `free_gpus` counts, for the whole cluster."""
 
     by_node: bool
     nodes_per_switch: int
@@ -151,19 +149,19 @@ class _Nodes(NamedTuple):
     free_cpus: Ints
     free_mem: Floats
     slot: Ints  # job j holds the nodes held[slot[j] : slot[j] + count[j]]
-    count: Ints
+    count: Ints  # type: ignore[assignment] - tuple has a method of that name
     held: Ints
 
 
 class _Queues(NamedTuple):
-    """The queues of every group; row group * n_queues + level of `members` lists `length` jobs in order of service."""
+    """The queues of every group. Row group * n_queues + level of `members` lists `length` jobs in order of service."""
 
     n_queues: int
     limits: Ints  # of all queues but the last
-    gpu_time: bool  # attained service is time times GPUs, else time
-    exact: bool  # plan demotions for the right instant (undoes quirk 2)
-    knob: float  # promote after waiting knob times the age; 0 = never
-    group: Ints  # per job, as the three below
+    gpu_time: bool  # attained service is time times GPUs, or else time alone
+    exact: bool  # demotions are planned for the right instant, which undoes quirk 2
+    knob: float  # a job is promoted when it has waited knob times its age; 0 means never
+    group: Ints  # of each job, as are the next three
     level: Ints
     age: Ints  # executed since the last promotion
     waited: Ints  # since the first start or the last promotion
@@ -186,7 +184,7 @@ def released_samples() -> Ints:
 
 
 def _round_half_up(value: float, digits: int) -> float:
-    """Python 2's round(): exact halves go away from zero, where Python 3 takes the even neighbour."""
+    """Python 2's round(): exact halves go away from zero, whereas Python 3 takes the even neighbour."""
     return float(Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_HALF_UP))
 
 
@@ -216,7 +214,7 @@ def _gittins_index(samples: Ints, attained: int, delta: int, corrected: bool) ->
 
 
 def _expected_totals(samples: Ints) -> Floats:
-    """shortest-expected: mean total of the samples above the executed time (no GPUs), the largest always left out."""
+    """shortest-expected: the mean total of the samples above the executed time (no GPUs), except the largest sample."""
     last = len(samples) - 1
     after = np.concatenate([np.cumsum(samples[:last][::-1])[::-1], [0]])
     table = [_round_half_up(int(after[i]) / (last - i), 2) for i in range(last)]
@@ -228,9 +226,9 @@ def _expected_totals(samples: Ints) -> Floats:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
-def _take(nodes: _Nodes, job: int, gpus: int) -> bool:
-    """Hold resources for a job, all or nothing; the first switch that can does."""
+@inner_maker
+def _take(nodes: _NodeColumns, job: int, gpus: int) -> bool:
+    """Hold resources for a job, all or nothing, under the first switch that has them."""
     if not nodes.by_node:
         if nodes.free_gpus[0] < gpus:
             return False
@@ -246,28 +244,28 @@ def _take(nodes: _Nodes, job: int, gpus: int) -> bool:
     return False
 
 
-@njit(cache=True)
+@inner_maker
 def _cpus_of(gpus: int, job_gpus: int) -> int:
-    """Two CPUs for a worker and, unless the job has a single one, four for the parameter server beside it."""
+    """Two CPUs for a worker and, if the job has several workers, four for the parameter server beside it."""
     return 2 if job_gpus == 1 else 6 * gpus
 
 
-@njit(cache=True)
+@inner_maker
 def _mem_of(gpus: int, job_gpus: int, gpus_per_node: int) -> float:
-    """GB on one node: 5 whatever the number of GPUs when the job fits in a node, else worker and server per GPU."""
+    """GB on one node: 5 if the job fits in a node, whatever its GPUs; else worker and server for each GPU."""
     if job_gpus <= gpus_per_node:
         return 5.0
     return (6 + job_gpus * 0.1 + 5) * gpus
 
 
-@njit(cache=True)
-def _has(nodes: _Nodes, node: int, gpus: int, cpus: int, mem: float) -> bool:
-    """Is this much free on one node?"""
+@inner_maker
+def _has(nodes: _NodeColumns, node: int, gpus: int, cpus: int, mem: float) -> bool:
+    """Whether this much is free on one node."""
     return nodes.free_gpus[node] >= gpus and nodes.free_cpus[node] >= cpus and nodes.free_mem[node] >= mem
 
 
-@njit(cache=True)
-def _hold(nodes: _Nodes, job: int, node: int, gpus: int, cpus: int, mem: float) -> None:
+@inner_maker
+def _hold(nodes: _NodeColumns, job: int, node: int, gpus: int, cpus: int, mem: float) -> None:
     """Give part of one node to a job and remember which node it was."""
     nodes.free_gpus[node] -= gpus
     nodes.free_cpus[node] -= cpus
@@ -276,9 +274,9 @@ def _hold(nodes: _Nodes, job: int, node: int, gpus: int, cpus: int, mem: float) 
     nodes.count[job] += 1
 
 
-@njit(cache=True)
-def _take_one_node(nodes: _Nodes, job: int, gpus: int, first: int, end: int) -> bool:
-    """The first node with room for the whole job."""
+@inner_maker
+def _take_one_node(nodes: _NodeColumns, job: int, gpus: int, first: int, end: int) -> bool:
+    """Take the first node with room for the whole job."""
     cpus = _cpus_of(gpus, gpus)
     mem = _mem_of(gpus, gpus, nodes.gpus_per_node)
     for node in range(first, end):
@@ -289,14 +287,14 @@ def _take_one_node(nodes: _Nodes, job: int, gpus: int, first: int, end: int) -> 
     return False
 
 
-@njit(cache=True)
-def _take_many_nodes(nodes: _Nodes, job: int, gpus: int, first: int, end: int) -> bool:
-    """Whole idle nodes, then one node for the rest; never across switches, never relaxed."""
+@inner_maker
+def _take_many_nodes(nodes: _NodeColumns, job: int, gpus: int, first: int, end: int) -> bool:
+    """Take whole idle nodes, then one node for the rest, under one switch; it never relaxes this."""
     per_node = nodes.gpus_per_node
     whole, rest = gpus // per_node, gpus % per_node
     mem = _mem_of(per_node, gpus, per_node)
     cpus = _cpus_of(per_node, gpus)
-    start = nodes.slot[job]
+    start: int = nodes.slot[job]
     found = 0
     for node in range(first, end):
         if found < whole and _has(nodes, node, per_node, cpus, mem):
@@ -324,8 +322,8 @@ def _take_many_nodes(nodes: _Nodes, job: int, gpus: int, first: int, end: int) -
     return True
 
 
-@njit(cache=True)
-def _give_back(nodes: _Nodes, job: int, gpus: int) -> None:
+@inner_maker
+def _give_back(nodes: _NodeColumns, job: int, gpus: int) -> None:
     """Return what a finished job holds, memory included."""
     if not nodes.by_node:
         nodes.free_gpus[0] += gpus
@@ -341,9 +339,9 @@ def _give_back(nodes: _Nodes, job: int, gpus: int) -> None:
         nodes.free_mem[node] += _mem_of(here, gpus, per_node)
 
 
-@njit(cache=True)
-def _empty(nodes: _Nodes, total_gpus: int, reset_memory: bool) -> None:
-    """Take the cluster back from everybody before it is dealt out anew. Quirk 4: as released, memory is forgotten."""
+@inner_maker
+def _empty(nodes: _NodeColumns, total_gpus: int, reset_memory: bool) -> None:
+    """Free the whole cluster before it is dealt out again. Quirk 4: as released, memory is not freed."""
     if not nodes.by_node:
         nodes.free_gpus[0] = total_gpus
         return
@@ -358,13 +356,13 @@ def _empty(nodes: _Nodes, total_gpus: int, reset_memory: bool) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@inner_maker
 def _note(log: Ints, time: int, job: int, kind: int) -> Ints:
-    """Write one event; row 0 counts the rows. Returns the log, which may have moved to a larger array."""
+    """Log one event; row 0 holds the number of rows. Returns the log, which may have moved to a larger array."""
     row = log[0, 0] + 1
     if row == len(log):
         longer = np.empty((2 * len(log), 3), np.int64)
-        for i in range(row):  # an element at a time compiles much faster than a slice
+        for i in range(row):  # copying single elements compiles much faster than a slice
             for column in range(3):
                 longer[i, column] = log[i, column]
         log = longer
@@ -375,9 +373,9 @@ def _note(log: Ints, time: int, job: int, kind: int) -> Ints:
     return log
 
 
-@njit(cache=True)
-def _complete(jobs: _Jobs, job: int, now: int, log: Ints) -> Ints:
-    """End a job now, running or (quirk 14) not."""
+@inner_maker
+def _complete(jobs: _JobColumns, job: int, now: int, log: Ints) -> Ints:
+    """End a job now, whether it runs or (quirk 14) not."""
     if jobs.running[job]:
         jobs.executed[job] += now - jobs.checked[job]
         jobs.running[job] = False
@@ -385,8 +383,8 @@ def _complete(jobs: _Jobs, job: int, now: int, log: Ints) -> Ints:
     return _note(log, now, job, _FINISH)
 
 
-@njit(cache=True)
-def _without_finished(jobs: _Jobs, members: Ints, size: int) -> int:
+@inner_maker
+def _without_finished(jobs: _JobColumns, members: Ints, size: int) -> int:
     """Close the gaps that finished jobs leave in a list; returns the new size."""
     kept = 0
     for i in range(size):
@@ -396,15 +394,15 @@ def _without_finished(jobs: _Jobs, members: Ints, size: int) -> int:
     return kept
 
 
-@njit(cache=True)
+@inner_maker
 def _copy(source: Ints, target: Ints, size: int) -> int:
-    """Copy the head of a list (an element at a time: compiles faster than a slice); returns its size."""
+    """Copy the first elements of a list, one by one because that compiles faster than a slice; returns their number."""
     for i in range(size):
         target[i] = source[i]
     return size
 
 
-@njit(cache=True)
+@inner_maker
 def _without(members: Ints, size: int, job: int) -> int:
     """Take one job out of a list, keeping the order; returns the new size."""
     kept = 0
@@ -415,9 +413,9 @@ def _without(members: Ints, size: int, job: int) -> int:
     return kept
 
 
-@njit(cache=True)
-def _switch(jobs: _Jobs, wanted: NDArray[np.bool_], live: Ints, size: int, now: int, log: Ints) -> Ints:
-    """Suspend who runs and should not, then start who should run and does not."""
+@inner_maker
+def _switch(jobs: _JobColumns, wanted: NDArray[np.bool_], live: Ints, size: int, now: int, log: Ints) -> Ints:
+    """Suspend the running jobs that are not wanted, then start the wanted jobs that do not run."""
     for i in range(size):
         job = live[i]
         if jobs.running[job] and not wanted[job]:
@@ -436,9 +434,10 @@ def _switch(jobs: _Jobs, wanted: NDArray[np.bool_], live: Ints, size: int, now: 
     return log
 
 
-@njit(cache=True)
-def _next_completions(jobs: _Jobs, live: Ints, size: int, now: int, ending: Ints) -> tuple[int, int]:
+@inner_maker
+def _next_completions(jobs: _JobColumns, live: Ints, size: int, now: int, ending: Ints) -> tuple[int, int]:
     """The earliest planned completion and how many jobs share it; the jobs go to `ending`."""
+    job: int
     due, count = _NEVER, 0
     for i in range(size):
         job = live[i]
@@ -452,12 +451,12 @@ def _next_completions(jobs: _Jobs, live: Ints, size: int, now: int, ending: Ints
     return due, count
 
 
-@njit(cache=True)
+@inner_maker
 def _sort_stably(members: Ints, size: int, key: Floats, scratch: Ints) -> None:
-    """Ascending by key[job]; equal keys keep the order they had in the list.
+    """Sort by key[job], ascending; equal keys keep the order that they had in the list.
 
-    A merge sort of our own: it skips what is already in order, as most of a list is from one event to the next, and
-    compiles in a tenth of the time that NumPy's takes under Numba.
+    The merge sort is our own: it skips what is in order already, as most of a list is from one event to the next, and
+    it compiles in a tenth of the time that NumPy's takes under Numba.
     """
     width = 1
     while width < size:
@@ -468,9 +467,9 @@ def _sort_stably(members: Ints, size: int, key: Floats, scratch: Ints) -> None:
         width *= 2
 
 
-@njit(cache=True)
+@inner_maker
 def _merge(members: Ints, left: int, middle: int, end: int, key: Floats, scratch: Ints) -> None:
-    """Two sorted neighbours become one; on equal keys the left one goes first."""
+    """Merge two sorted neighbours; on equal keys the left one goes first."""
     for i in range(middle - left):
         scratch[i] = members[left + i]
     take, right, put = 0, middle, left
@@ -484,7 +483,7 @@ def _merge(members: Ints, left: int, middle: int, end: int, key: Floats, scratch
         put += 1
 
 
-@njit(cache=True)
+@inner_maker
 def _lookup(samples: Ints, table: Floats, service: int) -> float:
     """The table's value for the first sample above `service`."""
     return table[np.searchsorted(samples, service, side="right")]
@@ -495,17 +494,17 @@ def _lookup(samples: Ints, table: Floats, service: int) -> float:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
-def _run_in_order(jobs: _Jobs, nodes: _Nodes, mode: int, log: Ints) -> Ints:
+@maker
+def _run_in_order(jobs: _JobColumns, nodes: _NodeColumns, mode: int, log: Ints) -> Ints:
     """fifo, fjf, lpjf: jobs start in submission order and are never preempted.
 
-    fifo stops at the first job that does not fit, fjf goes on. lpjf was meant to be longest-pending-first; quirk 7: it
-    is fifo that passes over the job behind every job it starts, as it walks the list that it removes from.
-    Quirk 16: a job of zero seconds never ends, its end is added to an instant that has already been dealt with.
+    fifo stops at the first job that does not fit; fjf goes on. lpjf was meant to be longest-pending-first. Quirk 7: it
+    is fifo that passes over the job behind every job it starts, because it walks the list that it removes from.
+    Quirk 16: a job of zero seconds never ends, because its end is put on an instant that has already been dealt with.
     """
     n = len(jobs.gpus)
     pending = np.empty(n, np.int64)
-    holding = np.empty(n, np.int64)  # running jobs in the order of their starts
+    holding = np.empty(n, np.int64)  # running jobs, in the order in which they started
     n_pending = n_holding = arrived = 0
     while True:
         now = jobs.submit[arrived] if arrived < n else _NEVER
@@ -514,6 +513,7 @@ def _run_in_order(jobs: _Jobs, nodes: _Nodes, mode: int, log: Ints) -> Ints:
         if now == _NEVER:
             return log
 
+        job: int
         for i in range(n_holding):
             job = holding[i]
             if jobs.first_start[job] + jobs.duration[job] == now:
@@ -548,10 +548,10 @@ def _run_in_order(jobs: _Jobs, nodes: _Nodes, mode: int, log: Ints) -> Ints:
         n_pending = kept
 
 
-@njit(cache=True)
+@maker
 def _run_sorted(
-    jobs: _Jobs,
-    nodes: _Nodes,
+    jobs: _JobColumns,
+    nodes: _NodeColumns,
     total_gpus: int,
     order: int,
     reset_memory: bool,
@@ -563,7 +563,7 @@ def _run_sorted(
     """sjf, shortest, shortest-gpu, shortest-expected, gittins: deal the cluster out in sorted order at each event.
 
     The list of live jobs is sorted in place and stably, so ties keep the order of the last event. `gittins` also wakes
-    one quantum after an event; quirk 1: as released the absolute time is added instead, and it soon wakes no more.
+    one quantum after an event. Quirk 1: as released, the absolute time is added instead, so that it soon wakes no more.
     (No source says how the `corrected` anchors set this timer: one quantum after each event is what matches them all.)
     """
     n = len(jobs.gpus)
@@ -578,6 +578,7 @@ def _run_sorted(
     next_end = _NEVER
     quantum = GITTINS_DELTA if order == _BY_INDEX else _NEVER
     newest = -1
+    job: int
 
     while arrived < n or next_end != _NEVER:
         next_arrival = jobs.submit[arrived] if arrived < n else _NEVER
@@ -588,13 +589,15 @@ def _run_sorted(
             now = quantum
         elif next_arrival == now:
             for i in range(n_kept):
-                _give_back(nodes, kept_ending[i], jobs.gpus[kept_ending[i]])
-                log = _complete(jobs, kept_ending[i], now, log)
+                job = kept_ending[i]
+                _give_back(nodes, job, jobs.gpus[job])
+                log = _complete(jobs, job, now, log)
             n_kept = 0
         else:
             for i in range(n_ending):
-                _give_back(nodes, ending[i], jobs.gpus[ending[i]])
-                log = _complete(jobs, ending[i], now, log)
+                job = ending[i]
+                _give_back(nodes, job, jobs.gpus[job])
+                log = _complete(jobs, job, now, log)
         n_live = _without_finished(jobs, live, n_live)
         while arrived < n and jobs.submit[arrived] == now:
             live[n_live] = newest = arrived
@@ -627,7 +630,8 @@ def _run_sorted(
 
         _empty(nodes, total_gpus, reset_memory)
         for i in range(n_live):
-            wanted[live[i]] = _take(nodes, live[i], jobs.gpus[live[i]])
+            job = live[i]
+            wanted[job] = _take(nodes, job, jobs.gpus[job])
         log = _switch(jobs, wanted, live, n_live, now, log)
         next_end, n_ending = _next_completions(jobs, live, n_live, now, ending)
         if order == _BY_INDEX:
@@ -635,9 +639,9 @@ def _run_sorted(
     return log
 
 
-@njit(cache=True)
+@maker
 def _run_queues(
-    jobs: _Jobs,
+    jobs: _JobColumns,
     queues: _Queues,
     gittins: bool,
     samples: Ints,
@@ -651,7 +655,7 @@ def _run_queues(
     """dlas*: queues by attained service, each dealt out in order; multi-dlas-gpu: one such set of queues per GPU count.
 
     `budget` is how many GPUs each group of queues may use; dlas* have one group, which owns all.
-    Quirk 6: GPUs are counted, never placed. Returns false instead of looping forever.
+    Quirk 6: GPUs are counted, never placed. It returns false instead of looping for ever.
     """
     n = len(jobs.gpus)
     free = budget.copy()
@@ -720,30 +724,30 @@ def _run_queues(
     return log, True
 
 
-@njit(cache=True)
+@inner_maker
 def _join(queues: _Queues, job: int, level: int) -> None:
-    """To the tail of a queue."""
+    """Put a job at the tail of a queue."""
     queues.level[job] = level
     row = queues.group[job] * queues.n_queues + level
     queues.members[row, queues.length[row]] = job
     queues.length[row] += 1
 
 
-@njit(cache=True)
+@inner_maker
 def _leave(queues: _Queues, job: int) -> None:
-    """Out of the queue it is in."""
-    row = queues.group[job] * queues.n_queues + queues.level[job]
+    """Take a job out of its queue."""
+    row: int = queues.group[job] * queues.n_queues + queues.level[job]
     queues.length[row] = _without(queues.members[row], queues.length[row], job)
 
 
-@njit(cache=True)
-def _service(jobs: _Jobs, queues: _Queues, job: int) -> int:
-    """Attained service since the last promotion."""
+@inner_maker
+def _service(jobs: _JobColumns, queues: _Queues, job: int) -> int:
+    """The attained service of a job since its last promotion."""
     return queues.age[job] * jobs.gpus[job] if queues.gpu_time else queues.age[job]
 
 
-@njit(cache=True)
-def _grow_older(jobs: _Jobs, queues: _Queues, job: int, now: int, log: Ints) -> Ints:
+@inner_maker
+def _grow_older(jobs: _JobColumns, queues: _Queues, job: int, now: int, log: Ints) -> Ints:
     """Account the time since the last event; demote by one queue at most, or promote to the first."""
     passed = now - jobs.checked[job]
     jobs.checked[job] = now
@@ -769,9 +773,9 @@ def _grow_older(jobs: _Jobs, queues: _Queues, job: int, now: int, log: Ints) -> 
     return log
 
 
-@njit(cache=True)
-def _deal_out(jobs: _Jobs, queues: _Queues, budget: Ints, free: Ints, wanted: NDArray[np.bool_]) -> None:
-    """Walk the queues in order; a job runs if its GPUs are still free in its group, else it is passed over."""
+@inner_maker
+def _deal_out(jobs: _JobColumns, queues: _Queues, budget: Ints, free: Ints, wanted: NDArray[np.bool_]) -> None:
+    """Walk the queues in order; a job runs if enough GPUs are left in its group, or else it is passed over."""
     for g in range(len(budget)):
         first = g * queues.n_queues
         if queues.length[first : first + queues.n_queues].sum() > 0:
@@ -784,16 +788,16 @@ def _deal_out(jobs: _Jobs, queues: _Queues, budget: Ints, free: Ints, wanted: ND
                     free[g] -= jobs.gpus[job]
 
 
-@njit(cache=True)
-def _next_change_of_queue(jobs: _Jobs, queues: _Queues, live: Ints, size: int, now: int) -> int:
+@inner_maker
+def _next_change_of_queue(jobs: _JobColumns, queues: _Queues, live: Ints, size: int, now: int) -> int:
     """The next planned demotion or promotion.
 
-    Quirk 2: as released, a job of several GPUs is planned for the floor of (limit - time) / GPUs: too late.
+    Quirk 2: as released, a job of several GPUs is planned for the floor of (limit - time) / GPUs, which is too late.
     """
     change = _NEVER
     for i in range(size):
-        job = live[i]
-        level = queues.level[job]
+        job: int = live[i]
+        level: int = queues.level[job]
         if jobs.running[job] and level < queues.n_queues - 1:
             left = queues.limits[level] - queues.age[job]
             if queues.gpu_time and queues.exact:
@@ -808,9 +812,9 @@ def _next_change_of_queue(jobs: _Jobs, queues: _Queues, live: Ints, size: int, n
     return change
 
 
-@njit(cache=True)
+@inner_maker
 def _running_first(members: Ints, size: int, running: NDArray[np.bool_], scratch: Ints) -> None:
-    """Running jobs to the front of their queue, both halves in their old order: FIFO by start."""
+    """Move running jobs to the front of their queue; both parts keep their order, which is FIFO by start."""
     front = back = 0
     for i in range(size):
         job = members[i]
@@ -829,35 +833,35 @@ def _running_first(members: Ints, size: int, running: NDArray[np.bool_], scratch
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
-def _demands(jobs: _Jobs, group: Ints, group_gpus: Ints, live: Ints, size: int) -> Ints:
-    """GPUs that the live jobs of each group ask for, waiting or running."""
+@inner_maker
+def _demands(jobs: _JobColumns, group: Ints, group_gpus: Ints, live: Ints, size: int) -> Ints:
+    """The GPUs that the live jobs of each group ask for, waiting or running."""
     demands = np.zeros(len(group_gpus), np.int64)
     for i in range(size):
         demands[group[live[i]]] += jobs.gpus[live[i]]
     return demands
 
 
-@njit(cache=True)
+@inner_maker
 def _hundredths(part: int, whole: int) -> int:
-    """round(part / whole, 2) * 100 as Python 2 rounds: on the binary value of the quotient, exact halves up."""
+    """round(part / whole, 2) * 100 as Python 2 rounds: on the binary value of the quotient, with exact halves up."""
     ratio = part / whole
     scaled = ratio * 100.0
     low = math.floor(scaled)
     rest = scaled - low
     if rest != 0.5:
         return low + 1 if rest > 0.5 else low
-    # The product may have been rounded onto the half: compare ratio * 200 with an odd number in integers.
+    # The product may have been rounded onto the half, so ratio * 200 is compared with an odd number in integers.
     mantissa, exponent = math.frexp(ratio)
     exact = int(mantissa * 2.0**53) * 200
     return low + 1 if exact >= (2 * low + 1) << (53 - exponent) else low
 
 
-@njit(cache=True)
+@inner_maker
 def _divide(total_gpus: int, group_gpus: Ints, budget: Ints, free: Ints, demands: Ints) -> None:
-    """Every 600 s: each size gets its share of the demand, what is left goes round from the smallest size up.
+    """Every 600 s, give each size its share of the demand; what is left goes round from the smallest size up.
 
-    Quirk 9: shares are floored to whole jobs and nobody gives up GPUs in use, so a size may never be served.
+    Quirk 9: shares are rounded down to whole jobs, and no size gives up GPUs in use, so a size may never be served.
     """
     if demands.sum() == 0:
         return
@@ -891,7 +895,7 @@ def _divide(total_gpus: int, group_gpus: Ints, budget: Ints, free: Ints, demands
 def python2_dict_order(keys: Sequence[int], capacity: int = 8) -> list[int]:
     """The order in which Python 2.7 iterates over a dict of these small positive integers, inserted in this order.
 
-    The release walks such dicts; with equal demands the order decides which GPU count is served first.
+    The release walks such dicts, and where demands are equal their order decides which GPU count is served first.
     """
     slots: list[int | None] = [None for _ in range(capacity)]
     for used, key in enumerate(keys, start=1):
@@ -900,7 +904,7 @@ def python2_dict_order(keys: Sequence[int], capacity: int = 8) -> list[int]:
             capacity = 8
             while capacity <= 4 * used:
                 capacity *= 2
-            old, slots = slots, [None for _ in range(capacity)]
+            old, slots = slots, list[int | None]([None] * capacity)
             for entry in old:
                 if entry is not None:
                     _dict_insert(slots, entry)
@@ -908,7 +912,7 @@ def python2_dict_order(keys: Sequence[int], capacity: int = 8) -> list[int]:
 
 
 def _dict_insert(slots: list[int | None], key: int) -> None:
-    """CPython's open addressing: an integer hashes to itself, collisions probe on with the high bits mixed in."""
+    """CPython's open addressing: an integer hashes to itself, and collisions probe on with the high bits mixed in."""
     mask, probe, perturb = len(slots) - 1, key, key
     while slots[probe & mask] is not None:
         probe = 5 * probe + perturb + 1
@@ -933,7 +937,7 @@ def run_released(
     queue_limits: Sequence[int] = QUEUE_LIMITS,
     samples: Ints | None = None,
 ) -> ReleasedRun:
-    """Run one trace as the released simulator does; whole seconds and whole GPUs, rows in file order.
+    """Run one trace as the released simulator does, with whole seconds and whole GPUs, and rows in file order.
 
     `variant` undoes defects: `memfix` the memory leak (quirk 4), `gittins-distfix` the crash of `gittins` (quirk 1),
     `corrected` both and the exact demotion, index and order of quirks 1, 2, 3 and 8. `queue_limits` applies to dlas*.
@@ -952,7 +956,7 @@ def run_released(
 
 
 def _dispatch(
-    jobs: _Jobs,
+    jobs: _JobColumns,
     gpus_in_file_order: Ints,
     shape: ClusterShape,
     placement: str,
@@ -1001,7 +1005,7 @@ def _dispatch(
         group = np.array([sizes.index(size) for size in jobs.gpus.tolist()], dtype=np.int64)
         group_gpus = np.array(sizes, dtype=np.int64)
         limits = np.array(MULTI_QUEUE_LIMITS, dtype=np.int64)
-        budget = np.zeros(len(sizes), dtype=np.int64)  # quirk 9: nobody owns a GPU before the first division
+        budget = np.zeros(len(sizes), dtype=np.int64)  # quirk 9: no size owns a GPU before the first division
         reserve_every = MULTI_RESERVE_EVERY_S
     queues = _fresh_queues(group, len(budget), limits, gpu_time=schedule != "dlas", exact=corrected, knob=knob)
     log, ended = _run_queues(jobs, queues, gittins, samples, table, group_gpus, budget, shape.gpus, reserve_every, log)
@@ -1013,8 +1017,8 @@ def _dispatch(
     return log
 
 
-def _run_gandiva(jobs: _Jobs, shape: ClusterShape) -> Ints:
-    """Hand over to the gandiva model and write its starts and ends as events."""
+def _run_gandiva(jobs: _JobColumns, shape: ClusterShape) -> Ints:
+    """Run the gandiva model, and log its starts and ends as events."""
     unknown = [size for size in jobs.gpus.tolist() if size not in released_gandiva.SIZES]
     if unknown:
         raise UserError(
@@ -1035,27 +1039,27 @@ def _run_gandiva(jobs: _Jobs, shape: ClusterShape) -> Ints:
     return np.array([(len(happened), 0, 0), *happened], dtype=np.int64)
 
 
-def _fresh_jobs(gpus: Ints, submit: Ints, duration: Ints) -> _Jobs:
-    """Jobs that nothing has happened to."""
+def _fresh_jobs(gpus: Ints, submit: Ints, duration: Ints) -> _JobColumns:
+    """Jobs to which nothing has happened yet."""
     n = len(gpus)
 
     def column(value: int) -> Ints:
         return np.full(n, value, dtype=np.int64)
 
     running = np.zeros(n, dtype=np.bool_)
-    return _Jobs(
+    return _JobColumns(
         gpus, submit, duration, running, column(0), column(0), column(-1), column(-1), column(0), column(0), column(0)
     )
 
 
-def _fresh_nodes(gpus: Ints, shape: ClusterShape, placement: str) -> _Nodes:
-    """An empty cluster: nodes for yarn, one counter otherwise."""
+def _fresh_nodes(gpus: Ints, shape: ClusterShape, placement: str) -> _NodeColumns:
+    """An empty cluster: single nodes for yarn, one counter for every other placement."""
     by_node = placement == "yarn"
     nodes = shape.nodes if by_node else 1
     slots = np.zeros(len(gpus) + 1, dtype=np.int64)
     if by_node:
         slots[1:] = np.cumsum(np.minimum(-(-gpus // shape.gpus_per_node), shape.nodes_per_switch + 1))
-    return _Nodes(
+    return _NodeColumns(
         by_node=by_node,
         nodes_per_switch=shape.nodes_per_switch,
         gpus_per_node=shape.gpus_per_node,
@@ -1088,8 +1092,8 @@ def _fresh_queues(group: Ints, n_groups: int, limits: Ints, *, gpu_time: bool, e
     )
 
 
-def _in_trace_order(jobs: _Jobs, order: NDArray[np.intp], log: Ints) -> ReleasedRun:
-    """Undo the sort by submission."""
+def _in_trace_order(jobs: _JobColumns, order: NDArray[np.intp], log: Ints) -> ReleasedRun:
+    """Undo the sorting by submission."""
 
     def back(column: Ints) -> Ints:
         restored = np.empty_like(column)
@@ -1113,7 +1117,7 @@ def _in_trace_order(jobs: _Jobs, order: NDArray[np.intp], log: Ints) -> Released
 
 
 def _check_names(placement: str, schedule: str, variant: str) -> None:
-    """Refuse what the release does not have, and what it crashes on (quirks 1 and 5)."""
+    """Refuse what the release does not have, and what makes it crash (quirks 1 and 5)."""
     if placement in ("random", "crandom"):
         raise UserError(
             f"the released simulator crashes at the first completion with placement '{placement}'",
@@ -1157,7 +1161,7 @@ def _check_columns(gpus: Ints, submit: Ints, duration: Ints) -> None:
 
 
 def _checked_limits(queue_limits: Sequence[int]) -> Ints:
-    """One limit per queue but the last, rising."""
+    """A rising limit for each queue but the last."""
     limits = np.array(list(queue_limits), dtype=np.int64)
     if len(limits) == 0 or limits[0] < 1 or bool(np.any(np.diff(limits) <= 0)):
         raise UserError(
@@ -1168,7 +1172,7 @@ def _checked_limits(queue_limits: Sequence[int]) -> Ints:
 
 
 def _checked_samples(samples: NDArray[np.integer[Any]]) -> Ints:
-    """The distribution, sorted; the release's arithmetic needs two samples and no zero."""
+    """The distribution, sorted. The release's arithmetic needs two samples, and none may be zero."""
     known = np.sort(np.asarray(samples, dtype=np.int64))
     if len(known) < 2 or known[0] < 1:
         raise UserError(

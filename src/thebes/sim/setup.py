@@ -1,4 +1,4 @@
-"""The simulator's door: a trace, a cluster and the chosen models become one World of flat arrays.
+"""The simulator's door, where a trace, a cluster and the chosen models become one World of flat arrays.
 
 Everything that can be wrong with a workload for this cluster is found here, before the first event: jobs that can never
 fit, GPU types that do not exist, fractional GPUs under a policy that does not share.
@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from thebes.model import rules
 from thebes.model.cluster import Cluster
 from thebes.model.compiled import Records, plain
 from thebes.model.decision import MAX_SHARERS
@@ -23,11 +24,11 @@ from thebes.model.trace import Trace
 from thebes.perf import SpeedModel
 from thebes.perf.contention import Contention
 from thebes.perf.interference import Interference
-from thebes.perf.models import UNKNOWN_MEMORY_GIB, UNKNOWN_STATE_GIB, UNKNOWN_UTILISATION, Model
+from thebes.perf.models import Model, facts_of
 from thebes.perf.plans.speed import Plans
 from thebes.perf.profiles import JobProfiles, profiles_for, profiles_of_plans
 from thebes.placement import Placement
-from thebes.placement.strategies import SKEW, max_gang
+from thebes.placement.strategies import SKEW, largest_gangs
 from thebes.sim.costs import Costs
 from thebes.sim.executions import CannotRun, Executions, executions_for
 from thebes.sim.neighbours import NOBODY, Neighbours
@@ -43,10 +44,10 @@ class Workload:
 
     jobs: pl.DataFrame
     gpus: NDArray[np.int64]
-    kinds: NDArray[np.int64]  # allowed node kinds, as bits
+    kinds: NDArray[np.int64]  # the node kinds that each job may use, as bits
     models: list[str | None]
     tenants: tuple[str, ...]
-    tenant: NDArray[np.int64]  # per job, its number among them
+    tenant: NDArray[np.int64]  # for each job, the number of its tenant
     min_gpus: NDArray[np.int64]
     max_gpus: NDArray[np.int64]
     profiles: JobProfiles
@@ -67,7 +68,7 @@ def prepare(
     ignore_gpu_type: bool = False,
     changes_plans: bool = False,
 ) -> Workload:
-    """Choose the jobs, round up their GPUs, give models to those without, refuse what can never run.
+    """Choose the jobs, round up their GPUs, give models to jobs without one, and refuse what can never run.
 
     Under a policy that changes execution plans, a job can run on any number of GPUs that some plan can use.
     """
@@ -121,12 +122,12 @@ def prepare(
             )
             return replace(work, notes=(f"{out}: they cannot run here as they ask (--skip-oversize)", *work.notes))
         if changes_plans:
-            # Plans make every job elastic, as far as the trace does not say how far.
+            # Plans make every job elastic, as far as the trace sets no bounds.
             most = executions.most_gpus(gpus)
             min_gpus = np.where(_says(jobs, "min_gpus"), min_gpus, 1)
             max_gpus = np.where(_says(jobs, "max_gpus"), np.minimum(max_gpus, most), most)
         profiles = profiles_of_plans(executions.profiles, cluster, executions.number, executions.asked, gpus)
-        models, facts = [*executions.models], executions.facts
+        models, facts = list[str | None](executions.models), executions.facts
     else:
         executions, facts = None, perf.models()
         profiles = profiles_for(perf, cluster, models, gpus, min_gpus, max_gpus, kinds)
@@ -138,8 +139,8 @@ def prepare(
 def _models(
     jobs: pl.DataFrame, gpus: NDArray[np.int64], perf: SpeedModel, seed: int, name: str, notes: list[str]
 ) -> list[str | None]:
-    """What each job trains: as the trace says, or assigned by seed. A model that nobody has profiled is refused."""
-    models = jobs["model"].to_list() if "model" in jobs.columns else [None] * len(jobs)
+    """The model of each job: the trace's, or one assigned by the seed. A model that nobody has profiled is refused."""
+    models: list[str | None] = jobs["model"].to_list() if "model" in jobs.columns else [None] * len(jobs)
     if not any(models):
         notes.append(f"the trace names no models: assigned by seed {seed} from {len(perf.models())} known ones")
         return list(perf.assign(gpus, seed))
@@ -158,14 +159,14 @@ def _models(
 
 
 def _tenants(jobs: pl.DataFrame) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Organisations: the virtual clusters of the trace, or else its users, or everybody together."""
+    """The tenants: the virtual clusters of the trace, else its users, else one for all jobs."""
     for column in ("vc", "user"):
         if column in jobs.columns and jobs[column].drop_nulls().n_unique() > 1:
             named = jobs[column].fill_null("")
             names = tuple(named.unique(maintain_order=True).to_list())
             number = {name: at for at, name in enumerate(names)}
             return names, np.array([number[name] for name in named.to_list()], dtype=np.int64)
-    for column in ("vc", "user"):  # one organisation: it keeps its name
+    for column in ("vc", "user"):  # a single tenant keeps its name
         if column in jobs.columns and jobs[column].drop_nulls().len():
             return (jobs[column].drop_nulls()[0],), np.zeros(len(jobs), dtype=np.int64)
     return ("everybody",), np.zeros(len(jobs), dtype=np.int64)
@@ -174,7 +175,7 @@ def _tenants(jobs: pl.DataFrame) -> tuple[tuple[str, ...], NDArray[np.int64]]:
 def _elastic(
     jobs: pl.DataFrame, gpus: NDArray[np.int64], cluster: Cluster, name: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many GPUs each job can run on: exactly what it asks for, unless the trace says min_gpus or max_gpus."""
+    """How many GPUs each job can run on: what it asks for, unless the trace has min_gpus or max_gpus."""
     bounds: list[NDArray[np.int64]] = []
     for column, sign in (("min_gpus", 1), ("max_gpus", -1)):
         if column not in jobs.columns:
@@ -194,37 +195,27 @@ def _elastic(
 
 
 def _says(jobs: pl.DataFrame, column: str) -> NDArray[np.bool_]:
-    """Per job, whether the trace fills in this column."""
+    """For each job, whether the trace fills in this column."""
     return jobs[column].is_not_null().to_numpy() if column in jobs.columns else np.zeros(len(jobs), dtype=np.bool_)
 
 
 def _allowed_kinds(jobs: pl.DataFrame, cluster: Cluster, ignore_gpu_type: bool) -> NDArray[np.int64]:
-    """Per job, the node kinds whose GPU type it accepts; an unknown type on either side suits."""
+    """For each job, the node kinds whose GPU type it accepts; an unknown type on either side suits."""
     everything = (1 << len(cluster.kinds)) - 1
     if ignore_gpu_type or "gpu_type" not in jobs.columns:
         return np.full(len(jobs), everything, dtype=np.int64)
-
-    def kinds_for(wanted: str | None) -> int:
-        if not wanted:
-            return everything
-        types = {name.strip().lower() for name in wanted.split("|")}
-        return sum(
-            1 << k for k, kind in enumerate(cluster.kinds) if not kind.gpu_type or kind.gpu_type.lower() in types
-        )
-
-    by_type = {wanted: kinds_for(wanted) for wanted in jobs["gpu_type"].unique().to_list()}
+    by_type = {wanted: rules.kinds_that_suit(cluster, wanted) for wanted in jobs["gpu_type"].unique().to_list()}
     return np.array([by_type[wanted] for wanted in jobs["gpu_type"].to_list()], dtype=np.int64)
 
 
 def _fits(
     gpus: NDArray[np.int64], kinds: NDArray[np.int64], cluster: Cluster, placement: Placement
 ) -> NDArray[np.bool_]:
-    """Whether each job could run on an idle cluster: a gang needs GPUs of one kind."""
-    machine = machine_of(cluster)
-    fits = np.zeros(len(gpus), dtype=np.bool_)
-    for kind in range(len(cluster.kinds)):
-        fits |= ((kinds >> kind) & 1).astype(np.bool_) & (gpus <= max_gang(machine, placement.code, kind))
-    return fits
+    """For each job, whether it could run on an idle cluster."""
+    largest = largest_gangs(machine_of(cluster), placement.code)
+    asked, which = np.unique(np.stack([gpus, kinds]), axis=1, return_inverse=True)
+    fits = [not rules.never_runs(cluster, largest, count, 0, suit) for count, suit in asked.T.tolist()]
+    return np.array(fits, dtype=np.bool_)[which.ravel()]
 
 
 def _oversize(
@@ -267,24 +258,25 @@ def build_world(
     count = len(work.gpus)
     jobs = np.recarray(count, dtype=JOB)
     jobs[:] = np.zeros(count, dtype=JOB)
+    jobs.id = np.arange(count)
     jobs.gpus, jobs.kinds, jobs.width, jobs.share = work.gpus, work.kinds, work.gpus, 1.0
     jobs.min_gpus, jobs.max_gpus, jobs.tenant = work.min_gpus, work.max_gpus, work.tenant
     jobs.profile, jobs.full_s = work.profiles.first_row, work.profiles.full_s
     jobs.submit_s = work.jobs["submit_time"].to_numpy()
     jobs["work_s"] = jobs["left_s"] = jobs["kept_left_s"] = work.jobs["duration"].to_numpy()
     numbered = _fill_in_models(jobs, work.models, work.catalogue)
-    _fill_in_shape(jobs, cluster)
+    jobs.best_tier, jobs.min_nodes = rules.best_shape(cluster, work.gpus, work.kinds)
     if work.executions is not None:
         _fill_in_plans(jobs, work.executions)
     jobs["suspend_s"], jobs["resume_s"] = costs.suspend_and_resume_s(jobs["state_gib"], jobs["memory_gib"])
-    jobs.gang_class = _gang_classes(jobs, placement)
+    jobs.gang_class = rules.GangClasses(by_skew=placement.code == SKEW).number(jobs)
     jobs.first_slot = np.concatenate(([0], np.cumsum(work.max_gpus)[:-1]))
     jobs.speed = 1.0
     for column in ("first_start_s", "run_from_s", "paced_s", "finish_s"):
         jobs[column] = NEVER
     jobs.saved_s = -NEVER
     machine = machine_of(cluster)
-    if work.executions is not None:  # what the plans take these GPUs for holds for everybody
+    if work.executions is not None:  # what the plans assume of these GPUs has to hold for every job
         machine.kinds["memory_gib"] = work.executions.book.site.gpu_gib
     clock = np.recarray(1, dtype=CLOCK)
     clock[:] = np.zeros(1, dtype=CLOCK)
@@ -344,40 +336,11 @@ def _neighbours(
 
 
 def _fill_in_models(jobs: Records, models: list[str | None], known: Mapping[str, Model]) -> list[Model | None]:
-    """Facts of each job's model; returns the models by the number that jobs know them by."""
+    """Fill in the facts of each job's model; returns the models in the order of their numbers."""
     number = {name: at for at, name in enumerate(dict.fromkeys(models))}
     distinct = [known.get(name) if name else None for name in number]
-    facts = np.array(
-        [
-            (m.skew, m.state_gib, m.memory_gib, m.utilisation)
-            if m
-            else (0.0, UNKNOWN_STATE_GIB, UNKNOWN_MEMORY_GIB, UNKNOWN_UTILISATION)
-            for m in distinct
-        ]
-    )
+    facts = np.array([facts_of(model) for model in distinct])
     jobs.model = [number[name] for name in models]
     mine = facts[jobs.model]
     jobs.skew, jobs.state_gib, jobs.memory_gib, jobs.utilisation = mine.T
     return distinct
-
-
-def _fill_in_shape(jobs: Records, cluster: Cluster) -> None:
-    """What each job's best placement on an idle cluster spans: the placement at which it runs at full speed."""
-    jobs.best_tier, jobs.min_nodes = 3, np.iinfo(np.int64).max
-    for kind, spec in enumerate(cluster.kinds):
-        allowed = ((jobs.kinds >> kind) & 1).astype(np.bool_)
-        here = cluster.node_kind == kind
-        rack_gpus = np.bincount(cluster.node_rack[here], weights=cluster.node_gpus[here]).max()
-        largest_group = max(spec.groups or (spec.gpus,))
-        tier = np.where(
-            jobs.gpus <= largest_group, 0, np.where(jobs.gpus <= spec.gpus, 1, np.where(jobs.gpus <= rack_gpus, 2, 3))
-        )
-        jobs.best_tier = np.where(allowed, np.minimum(jobs.best_tier, tier), jobs.best_tier)
-        jobs.min_nodes = np.where(allowed, np.minimum(jobs.min_nodes, -(-jobs.gpus // spec.gpus)), jobs.min_nodes)
-
-
-def _gang_classes(jobs: Records, placement: Placement) -> NDArray[np.int64]:
-    """Number jobs by what decides whether they can be placed: GPUs, kinds and, for `skew`, the model's skew."""
-    skew = jobs.skew if placement.code == SKEW else np.zeros(len(jobs))
-    keys = np.rec.fromarrays([jobs.gpus, jobs.kinds, skew], names="gpus,kinds,skew")
-    return np.unique(keys, return_inverse=True)[1].astype(np.int64).ravel()

@@ -1,4 +1,4 @@
-"""`simulate`: one trace on one cluster under one policy, from files or objects to a Result."""
+"""`simulate` runs one trace on one cluster under one policy, from files or objects to a Result."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
 
 from thebes.model.cluster import Cluster
 from thebes.model.errors import UserError
+from thebes.model.facts import PLANS, SIMULATED, Knowledge, withholding
 from thebes.model.jobs import FINISHED, HELD, NEVER
 from thebes.model.parameters import parameters_of, show_value
 from thebes.model.plan import plan_of
 from thebes.model.trace import Trace
-from thebes.model.view import PLANS
 from thebes.perf import SpeedModel, Tiers
 from thebes.perf import find as find_perf
 from thebes.perf.contention import Contention
 from thebes.perf.interference import Interference
-from thebes.placement import Consolidate, Count, Lwf, Placement, Random
+from thebes.placement import Consolidate, Placement
 from thebes.placement import find as find_placement
 from thebes.policy import Policy
 from thebes.policy import find as find_policy
-from thebes.policy.ada_srsf import AdaSrsf
-from thebes.policy.priority import PriorityPolicy, distribution_of
-from thebes.policy.tiresias_compat import TiresiasCompat
+from thebes.policy.base import ITERATIONS, REPLICA
+from thebes.policy.orders.priority import Ordering, distribution_of
 from thebes.report.fairness import rho_of
 from thebes.report.metrics import summarise
+from thebes.report.result import EVENT_KINDS, Result
 from thebes.sim import fast, loop
+from thebes.sim.check import FAULTS
 from thebes.sim.costs import Costs
 from thebes.sim.iterations import IterationLoop, refuse_what_no_gpu_holds
-from thebes.sim.result import EVENT_KINDS, Result
 from thebes.sim.setup import Workload, build_world, prepare
-from thebes.sim.world import FAULTS, World
+from thebes.sim.world import World
 from thebes.trace import read
 from thebes.trace.cluster_file import read_cluster
 
-# Instants simulated between two looks at the progress bar (and at Ctrl-C).
+# Instants simulated between two updates of the progress bar (and looks for Ctrl-C).
 STRETCH = 20_000
 
-# Where a setting belongs that is not the policy's: `--set cost.suspend_s=5`.
+# Settings with these prefixes are not the policy's, such as `--set cost.suspend_s=5`.
 PREFIXES = ("placement", "perf", "cost", "contention", "interference")
 
 Progress = Callable[[int, int, float], None]  # jobs finished, jobs in all, simulated seconds
 
 
 @dataclass(frozen=True)
-class Options:
-    """All that a simulation can be told, beyond trace, cluster and policy."""
+class SimulationOptions:
+    """Everything that one can choose for a simulation beside trace, cluster and policy."""
 
     placement: Placement = dataclasses.field(default_factory=Consolidate)
     perf: SpeedModel = dataclasses.field(default_factory=Tiers)
@@ -64,7 +64,8 @@ class Options:
     skip_oversize: bool = False
     ignore_gpu_type: bool = False
     checks: bool = True
-    fast: bool = True  # priority policies in compiled code; no: through View and Decision, like any other policy
+    knowledge: Knowledge = SIMULATED  # what policies can know: everything, unless something is withheld
+    fast: bool = True  # priority policies run in compiled code, or else through View and Decision like any other policy
 
 
 def simulate(
@@ -82,6 +83,7 @@ def simulate(
     skip_oversize: bool = False,
     ignore_gpu_type: bool = False,
     checks: bool = True,
+    measured_after_s: float = 0.0,
     fast: bool = True,
     progress: Progress | None = None,
 ) -> Result:
@@ -89,11 +91,13 @@ def simulate(
 
     Names and paths stand for objects: `simulate("jobs.csv", "8x8", "tiresias-l")`; the trace "philly-sample" ships with
     Thebes. The placement is `consolidate` unless told otherwise. `checks=False` leaves out the checker of every
-    decision. A run that ends with jobs unfinished is an error that names them.
+    decision; `measured_after_s` withholds what is measured of a job until it has run for so long. A run that ends with
+    jobs unfinished is an error that names them.
     """
     chosen = find_policy(policy)() if isinstance(policy, str) else policy
-    options = Options(
-        placement=find_placement(placement)() if isinstance(placement, str) else placement or default_placement(chosen),
+    where = find_placement(placement)() if isinstance(placement, str) else placement
+    options = SimulationOptions(
+        placement=where or chosen.default_placement(),
         perf=find_perf(perf)() if isinstance(perf, str) else perf,
         costs=costs or Costs(),
         contention=Contention(on=contention) if isinstance(contention, bool) else contention,
@@ -103,6 +107,7 @@ def simulate(
         skip_oversize=skip_oversize,
         ignore_gpu_type=ignore_gpu_type,
         checks=checks,
+        knowledge=withholding(measured_after_s),
         fast=fast,
     )
     return run(
@@ -114,23 +119,18 @@ def simulate(
     )
 
 
-def default_placement(policy: Policy) -> Placement:
-    """The fewest nodes, except for a simulator that only counts and for policies that place jobs in their own way."""
-    if isinstance(policy, AdaSrsf):
-        return {"lwf": Lwf(policy.kappa), "first-fit": Count(), "random": Random()}[policy.placement]
-    return Count() if isinstance(policy, TiresiasCompat) else Consolidate()
-
-
-def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progress: Progress | None = None) -> Result:
-    """As `simulate`, with everything made beforehand."""
-    if isinstance(policy, TiresiasCompat):
+def run(
+    trace: Trace, cluster: Cluster, policy: Policy, options: SimulationOptions, progress: Progress | None = None
+) -> Result:
+    """Like `simulate`, for objects that are already made."""
+    if policy.grain == REPLICA:
+        from thebes.policy.orders.tiresias_compat import TiresiasCompat
         from thebes.sim.compat import run_compat
 
-        return run_compat(trace, cluster, policy, options.placement.name, options.limit)
-    unused: tuple[str, ...] = ()
-    if isinstance(policy, AdaSrsf):  # it places several jobs on a GPU, which no other placement knows how to do
-        unused = _unused_by(policy, options)
-        options = dataclasses.replace(options, placement=default_placement(policy))
+        return run_compat(trace, cluster, cast(TiresiasCompat, policy), options.placement.name, options.limit)
+    unused = _unused_by(policy, options)
+    if "placement" in policy.ignores():
+        options = dataclasses.replace(options, placement=policy.default_placement())
     work = prepare(
         trace,
         cluster,
@@ -160,8 +160,9 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
     )
     world.clock["quantum_s"] = policy.reads_every_s
     began = time.perf_counter()
-    if options.fast and isinstance(policy, PriorityPolicy):
-        world = _run_fast(world, policy, options, progress)
+    order = policy.one_order()
+    if options.fast and order is not None:
+        world = _run_fast(world, policy, order, options, progress)
     else:
         world = _run_loop(_loop(world, cluster, policy, options, work), policy, options, progress)
     wall_seconds = time.perf_counter() - began
@@ -169,42 +170,46 @@ def run(trace: Trace, cluster: Cluster, policy: Policy, options: Options, progre
     return _result(trace, cluster, policy, options, work, world, wall_seconds, unused)
 
 
-def _loop(world: World, cluster: Cluster, policy: Policy, options: Options, work: Workload) -> loop.Loop:
-    """The general path, at the grain of decisions or, where iterations take turns on a GPU, of iterations."""
-    known = {"checks": options.checks, "tenants": work.tenants, "tier_speeds": work.profiles.tier_speeds}
-    if isinstance(policy, AdaSrsf):
-        refuse_what_no_gpu_holds(world.table, world.machine, policy, work.jobs["job_id"].to_list())
-        return IterationLoop(world, cluster, policy, **known)
-    return loop.Loop(world, cluster, policy, **known, executions=work.executions)
+def _loop(
+    world: World, cluster: Cluster, policy: Policy, options: SimulationOptions, work: Workload
+) -> loop.GeneralLoop:
+    """The general path: at the grain of decisions, or of iterations where jobs take turns on a GPU."""
+    known: dict[str, Any] = {
+        "checks": options.checks,
+        "tenants": work.tenants,
+        "tier_speeds": work.profiles.tier_speeds,
+        "knowledge": options.knowledge,
+    }
+    if policy.grain == ITERATIONS:
+        own = cast(Any, policy)  # a policy of the one family that has this grain
+        refuse_what_no_gpu_holds(world.table, world.machine, own, work.jobs["job_id"].to_list())
+        return IterationLoop(world, cluster, own, **known)
+    return loop.GeneralLoop(world, cluster, policy, **known, executions=work.executions)
 
 
-def _unused_by(policy: AdaSrsf, options: Options) -> tuple[str, ...]:
-    """Notes on settings that were made, but that a policy with its own placement and network has no use for."""
-    notes: list[str] = []
-    own = default_placement(policy)
-    if options.placement not in (own, type(own)()):
-        notes.append(
-            f"{policy.name} does not use placement {options.placement.name}: it places several jobs on a GPU, by its "
-            f"own parameters {policy.name}.placement={policy.placement} and {policy.name}.kappa={policy.kappa}"
-        )
-    if options.contention != Contention():
-        notes.append(
-            f"{policy.name} does not use the contention settings: its transfers meet by its own law "
-            f"({policy.name}.b_ms_per_mb, {policy.name}.eta_ms_per_mb)"
-        )
-    if options.interference != Interference():
-        notes.append(
-            f"{policy.name} does not use the interference settings: jobs on one GPU take turns, task by task, and "
-            "do not slow each other down otherwise"
-        )
-    return tuple(notes)
+def _unused_by(policy: Policy, options: SimulationOptions) -> tuple[str, ...]:
+    """Notes on settings that were made but that the policy does not use."""
+    own = policy.default_placement()
+    made = {
+        "placement": options.placement not in (own, type(own)()),
+        "contention": options.contention != Contention(),
+        "interference": options.interference != Interference(),
+    }
+    what = {"placement": f"placement {options.placement.name}"}
+    return tuple(
+        f"{policy.name} does not use {what.get(setting, f'the {setting} settings')}: {why}"
+        for setting, why in policy.ignores().items()
+        if made[setting]
+    )
 
 
-def _run_fast(world: World, policy: PriorityPolicy, options: Options, progress: Progress | None) -> World:
+def _run_fast(
+    world: World, policy: Policy, order: Ordering, options: SimulationOptions, progress: Progress | None
+) -> World:
     jobs = world.table.jobs
-    rule, given = policy.rule(), policy.samples()
+    rule, given = order.rule, order.samples
     distribution = distribution_of(given, room=len(jobs))
-    memory = fast.memory_for(world, learns=policy.learn, checks=options.checks)
+    memory = fast.memory_for(world, learns=order.learn, checks=options.checks)
     status, watch = fast.PAUSED, _Livelock(options)
     while status != fast.DONE:
         status = fast.run(world, memory, rule, distribution, STRETCH)
@@ -223,7 +228,9 @@ def _run_fast(world: World, policy: PriorityPolicy, options: Options, progress: 
     return world
 
 
-def _run_loop(simulation: loop.Loop, policy: Policy, options: Options, progress: Progress | None) -> World:
+def _run_loop(
+    simulation: loop.GeneralLoop, policy: Policy, options: SimulationOptions, progress: Progress | None
+) -> World:
     status, watch = loop.ASK, _Livelock(options)
     while status != loop.DONE:
         status = simulation.run(STRETCH // 20)
@@ -236,16 +243,21 @@ def _run_loop(simulation: loop.Loop, policy: Policy, options: Options, progress:
 
 
 class _Livelock:
-    """Notices that nothing gets done any more: jobs are killed before a checkpoint, or switched before they run."""
+    """It notices that no work gets done: jobs are killed before a checkpoint, or switched before they run."""
 
-    PATIENCE = 20  # looks without any progress
+    PATIENCE = 20  # so many looks without any progress
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SimulationOptions) -> None:
         self.kills = options.costs.mechanism == "kill"
         self.least_left_s = np.inf
         self.looks = 0
+        self.finished = 0
 
     def look(self, world: World, policy: Policy) -> None:
+        finished = int(world.clock["finished"][0])
+        if finished > self.finished:  # a finish is progress, so the work of all jobs need not be added up
+            self.finished, self.looks = finished, 0
+            return
         left_s = _work_left_s(world)
         self.looks = 0 if left_s < self.least_left_s else self.looks + 1
         self.least_left_s = min(self.least_left_s, left_s)
@@ -264,7 +276,7 @@ class _Livelock:
 
 
 def _work_left_s(world: World) -> float:
-    """Work that all jobs together still have to do."""
+    """The work that all jobs together still have to do."""
     jobs = world.table.jobs
     ran_s = np.where(jobs["phase"] == HELD, np.maximum(world.clock["now_s"][0] - jobs["paced_s"], 0.0), 0.0)
     return float((jobs["left_s"] - ran_s * jobs["speed"]).sum())
@@ -274,8 +286,8 @@ def _progress_of(world: World) -> tuple[int, int, float]:
     return int(world.clock["finished"][0]), len(world.table.jobs), float(world.clock["now_s"][0])
 
 
-def _refuse_unfinished(world: World, work: Workload, policy: Policy, options: Options) -> None:
-    """Nothing fails silently: a run in which nothing more can happen must have finished every job."""
+def _refuse_unfinished(world: World, work: Workload, policy: Policy, options: SimulationOptions) -> None:
+    """Refuse a run that ended with unfinished jobs, because nothing may fail silently."""
     unfinished = np.flatnonzero(world.table.jobs["phase"] != FINISHED)
     if len(unfinished):
         ids = work.jobs["job_id"].gather(unfinished[:5]).to_list()
@@ -291,7 +303,7 @@ def _result(
     trace: Trace,
     cluster: Cluster,
     policy: Policy,
-    options: Options,
+    options: SimulationOptions,
     work: Workload,
     world: World,
     wall_seconds: float,
@@ -328,8 +340,8 @@ def _result(
     )
 
 
-def settings_of(policy: Policy, options: Options) -> dict[str, Any]:
-    """Every parameter in force, as `--set` would take it: what is needed to repeat the run."""
+def settings_of(policy: Policy, options: SimulationOptions) -> dict[str, Any]:
+    """Every parameter in force, as `--set` would take it, so that the run can be repeated."""
     settings: dict[str, Any] = {name: show_value(getattr(policy, name)) for name in parameters_of(type(policy))}
     owners = (options.placement, options.perf, options.costs, options.contention, options.interference)
     for prefix, owner in zip(PREFIXES, owners, strict=True):
@@ -378,7 +390,7 @@ def _plan_columns(work: Workload, jobs: np.recarray[Any, Any]) -> list[pl.Series
 
 
 def _plan_names(codes: np.ndarray[Any, Any]) -> pl.Series:
-    """Plans in words; null where a job has none."""
+    """Plans in words, with null where a job has none."""
     distinct, number = np.unique(codes, return_inverse=True)
     words = pl.Series([str(plan_of(int(code))) if code else None for code in distinct], dtype=pl.String)
     return words.gather(number.ravel())

@@ -1,8 +1,8 @@
-"""Workloads in and out: readers of public trace formats, the generator, statistics, and our normalised files.
+"""Workloads come in and go out here: readers of public trace formats, the generator, statistics, and our own files.
 
 `read` detects the format by content; `write` stores a trace as CSV, .csv.gz or Parquet; `generate` makes a
-synthetic one, fitted to a real one; `describe` gives its figures. One module per format family: its docstring tells
-origin and quirks.
+synthetic one, fitted to a real one; `describe` gives its figures. Each family of formats has a module, whose docstring
+tells origin and quirks.
 """
 
 from thebes.trace.generator import GeneratorSpec, generate

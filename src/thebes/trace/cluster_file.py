@@ -1,4 +1,4 @@
-"""Opening a cluster specification: a short form stands for itself, anything else is a file whose content decides."""
+"""Cluster specifications: a short form stands for itself, and anything else is a file whose content decides."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def _text(path: Path) -> str:
         ) from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file", hint=_FORMS) from None
-    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+    except (OSError, ValueError) as error:  # ValueError comes from a path that no file can have
         raise UserError(f"cluster '{path}': {getattr(error, 'strerror', error)}", hint=_FORMS) from None

@@ -3,8 +3,9 @@
 Every rule that holds for all formats lives here: which values are errors, which jobs are left out and noted, how
 times are counted, in which order the rows and columns stand. A reader only says where its columns come from.
 
-Left out, with a note: jobs without GPUs, jobs without a known positive run time (never started, still running, end not
-after start). An error: a negative or impossible number that the source states itself, a blank or doubled id.
+Some jobs are left out, with a note: jobs without GPUs, and jobs without a known positive run time (they never started,
+still run, or did not end after their start). These are errors: a negative or impossible number that the source itself
+states, and a blank or doubled id.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from thebes.trace.source import Source
 from thebes.trace.table import Table
 
 ROW = "__row"
-LATEST_S = 1e11  # 3,000 years: beyond it the unit is milliseconds, or the number is noise
+LATEST_S = 1e11  # 3,000 years: a larger number is in milliseconds, or noise
 MOST_GPUS = 1e7
 EXAMPLES = 3
 
@@ -35,9 +36,9 @@ class Draft:
     extras: Mapping[str, pl.Series] = field(default_factory=dict)
     locate: Callable[[int], str] = lambda row: f"row {row + 1}"
     called: Mapping[str, str] = field(default_factory=dict)  # our column → its name in the source, for messages
-    calendar: bool = False  # submit_time counts from 1970: move it to the first job
-    lenient: bool = False  # a blank submit_time or num_gpus is normal in this source: leave the job out
-    derived: bool = False  # duration is a difference of two times: below 0 the log has a gap, nobody mistyped
+    calendar: bool = False  # submit_time counts from 1970 and has to be moved to the first job
+    lenient: bool = False  # a blank submit_time or num_gpus is normal in this source, and such jobs are left out
+    derived: bool = False  # duration is a difference of two times: if negative, the log has a gap, and it is no error
     notes: tuple[str, ...] = ()
 
 
@@ -51,7 +52,7 @@ def draft_of_table(
     derived: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Draft:
-    """A draft from a table: whatever column was not used (by name in `called`, or by our own name) is an extra."""
+    """A draft from a table. Columns that were not used (by name in `called`, or by our own name) become extras."""
     named = dict(called or {})
     used = set(named.values()) | {name for name in columns if name not in named}
     return Draft(table.source, columns, table.rest(used), table.locate, named, calendar, lenient, derived, notes)
@@ -60,7 +61,7 @@ def draft_of_table(
 def finish(
     draft: Draft, format_name: str, *, duration_column: str = "duration", gpus_column: str = "num_gpus"
 ) -> Trace:
-    """Check, leave out, sort, and say in notes what was changed."""
+    """Check the draft, leave jobs out, sort, and say in notes what was changed."""
     draft = _take_column(draft, "duration", duration_column)
     draft = _take_column(draft, "num_gpus", gpus_column)
     frame = _frame(draft)
@@ -82,12 +83,12 @@ def finish(
 
 
 def count(number: int, noun: str) -> str:
-    """`1 job`, `2,000 jobs`."""
+    """A number with its noun, such as `1 job` or `2,000 jobs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _take_column(draft: Draft, ours: str, wanted: str) -> Draft:
-    """Let the user choose the column that holds the durations (or GPUs), for traces that offer several."""
+    """Let the user choose the column that holds the durations (or GPUs), for traces that have several."""
     if wanted in (ours, draft.called.get(ours)):
         return draft
     if wanted not in draft.extras:
@@ -159,7 +160,7 @@ def _refuse_bad_numbers(draft: Draft, frame: pl.DataFrame) -> None:
             )
         below, above = (values < low).fill_null(False), (values > high).fill_null(False)
         if name == "duration" and draft.derived:
-            below = below & False  # left out below, with a note
+            below = below & False  # such jobs are left out below, with a note
         if below.any() or above.any():
             row = (below | above).arg_max() or 0
             raise _out_of_range(draft.source.at(draft.locate(row), column), name, float(values[row]))
@@ -181,7 +182,7 @@ def _out_of_range(where: str, name: str, value: float) -> UserError:
 
 
 def _leave_out(frame: pl.DataFrame, notes: list[str], *, lenient: bool) -> pl.DataFrame:
-    """Drop what cannot be scheduled, in a fixed order so that each job is counted once."""
+    """Drop jobs that cannot be scheduled, in a fixed order of reasons, so that each job is counted once."""
     rules: list[tuple[str, pl.Expr]] = [("without GPUs", pl.col("num_gpus").fill_null(0.0) == 0.0)]
     if lenient:
         rules.append(("without a submission time", pl.col("submit_time").is_null()))
@@ -206,6 +207,6 @@ def _from_first_job(frame: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
     try:
         stamp = datetime.fromtimestamp(first, UTC).strftime("%Y-%m-%d %H:%M:%S")
         notes.append(f"Times are seconds since the first job, {stamp}.")
-    except (ValueError, OverflowError, OSError):  # a year that the calendar does not have
+    except (ValueError, OverflowError, OSError):  # the calendar does not have such a year
         notes.append("Times are seconds since the first job.")
     return frame.with_columns(pl.col("submit_time") - first)

@@ -1,7 +1,8 @@
 """Gavel's `.trace` files (Narayanan et al., OSDI'20; stanford-futuredata/gavel) and Shockwave's (Zheng et al.,
 NSDI'23).
 
-Tab-separated, no header, no ids (the line's place is used). Three layouts, told apart by the number of columns:
+The files are tab-separated, without header and ids (the number of a line is used). There are three layouts, told apart
+by the number of columns:
  7 (traces/msr): job_type, command, num_steps_arg, needs_data_dir, total_steps, arrival_time, scale_factor
 10 (traces/physical_cluster): a working_dir after the command; at the end total_steps, scale_factor, priority, SLO,
    arrival_time
@@ -60,7 +61,7 @@ def read(source: Source) -> Draft:
 
 
 def _seconds(table: Table, traces: str) -> pl.Series:
-    """Steps over rate. The msr traces use one rate per job type, the others one per job type and number of GPUs."""
+    """Steps divided by rate. The msr traces use a rate per job type, the others one per job type and number of GPUs."""
     rates = data_table("gavel_steps_per_s.csv").filter(pl.col("traces") == traces).drop("traces")
     work = pl.DataFrame(
         {

@@ -1,20 +1,21 @@
 """Synthetic workloads that keep the shape of a real one.
 
-Jobs. GPUs and run time are drawn together from a real trace (`like`, or the shipped Philly sample), so that their
-correlation survives. `empirical`: a row is drawn with replacement and its log run time is smoothed inside its GPU
-class, shrunk so that mean and variance stay those of the class (Silverman & Young, "The bootstrap: to smooth or not
-to smooth?", Biometrika 1987), and kept within the class's observed range. `lognormal`: the row gives the GPUs; the
-run time is log-normal with the class's mean and deviation, at most the longest run time observed.
+For the jobs, GPUs and run time are drawn together from a real trace (`like`, or the shipped Philly sample), so that
+their correlation survives. With `empirical`, a row is drawn with replacement and its log run time is smoothed inside
+its GPU class, shrunk so that mean and variance stay those of the class (Silverman & Young, "The bootstrap: to smooth or
+not to smooth?", Biometrika 1987), and kept within the class's observed range. With `lognormal`, the row gives the GPUs;
+the run time is log-normal with the class's mean and deviation, at most the longest run time observed.
 
-Arrivals. First the span between first and last submission is fixed: by the load, span = GPU-seconds / (gpus x
-load), so the load is met exactly; or by the arrival rate. Then the jobs are placed in it:
+For the arrivals, the span between first and last submission is fixed first: by the load, as span = GPU-seconds / (gpus
+x load), so that the load is met exactly; or by the arrival rate. Then the jobs are placed in it:
 poisson   uniformly, which is what a Poisson process is once the number of jobs is given;
 bursty    a Neyman-Scott cluster process: sessions arrive as Poisson, each submits a geometric number of jobs (mean
           8) at gaps of mean 30 s, as parameter sweeps do;
 diurnal   a Poisson process thinned by a daily wave (busiest at 15:00, 5 times the quietest) and a weekly one
           (weekdays above weekends); time 0 is a Monday midnight.
 
-Each part has its own random stream: a change of arrivals leaves the jobs as they are. Equal specs give equal traces.
+Each part has its own random stream, so that a change of arrivals leaves the jobs as they are. Equal specs give equal
+traces.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DURATIONS = ("empirical", "lognormal")
 DAY_S, WEEK_S = 86400.0, 7 * 86400.0
 DAILY_SWING, DAILY_PEAK_S = 2.0 / 3.0, 15 * 3600.0  # (1 + 2/3) / (1 - 2/3) = 5
 WEEKLY_SWING, WEEKLY_PEAK_S = 0.3, 2.5 * DAY_S  # Wednesday noon
-WIDEST_KERNEL = 0.15  # in log run time: about 15 per cent up or down
+WIDEST_KERNEL = 0.15  # in the logarithm of the run time: about 15 per cent up or down
 BURST_JOBS, BURST_GAP_S = 8.0, 30.0
 MOST_JOBS = 50_000_000
 
@@ -53,13 +54,13 @@ class GeneratorSpec:
     load: float | None = None
     gpus: int | None = None
     jobs_per_hour: float | None = None
-    max_gpus: int | None = None  # larger jobs of the real trace are not drawn; `gpus` implies it
+    max_gpus: int | None = None  # larger jobs of the real trace are not drawn; by default it is `gpus`
     seed: int = 0
     models: tuple[str, ...] = NINE_CNNS
 
 
 def generate(spec: GeneratorSpec) -> Trace:
-    """A trace after `spec`, the same for the same spec."""
+    """A trace made after `spec`; equal specs give equal traces."""
     _check(spec)
     real = spec.like if spec.like is not None else read(sample_path())
     limit = spec.max_gpus if spec.max_gpus is not None else spec.gpus
@@ -113,7 +114,7 @@ def _check(spec: GeneratorSpec) -> None:
 
 
 def _run_times(spec: GeneratorSpec, pool: pl.DataFrame, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Whole seconds, at least 1; each class of equal GPU demand is smoothed by itself."""
+    """Run times in whole seconds, at least 1; each class of equal GPU demand is smoothed by itself."""
     classes, place = np.unique(pool["num_gpus"].to_numpy(), return_inverse=True)
     logs = np.log(pool["duration"].to_numpy())
     number = np.bincount(place, minlength=len(classes))
@@ -124,8 +125,8 @@ def _run_times(spec: GeneratorSpec, pool: pl.DataFrame, rows: np.ndarray, rng: n
     if spec.durations == "lognormal":
         drawn = np.minimum(mean[mine] + spread[mine] * noise, logs.max())
     else:
-        # Silverman's rule of thumb, but run times have several modes (crashes, tests, full trainings): a wide kernel
-        # would fill the gaps between them and stretch the tail.
+        # This is Silverman's rule of thumb with a limit. Run times have several modes (crashes, tests, full trainings):
+        # a wide kernel would fill the gaps between them and stretch the tail.
         width = np.minimum(0.9 * spread * number**-0.2, WIDEST_KERNEL)
         shrink = 1.0 / np.sqrt(1.0 + np.divide(width, spread, out=np.zeros_like(width), where=spread > 0) ** 2)
         drawn = mean[mine] + (logs[rows] - mean[mine] + width[mine] * noise) * shrink[mine]
@@ -152,7 +153,7 @@ def _arrival_times(spec: GeneratorSpec, span: float, rng: np.random.Generator) -
     times = np.sort(ARRIVALS[spec.arrivals](spec.jobs, span, rng))
     if spec.jobs == 1 or times[-1] == times[0]:
         return np.linspace(0.0, span, spec.jobs)
-    # Stretch to the whole span, a change of about one gap, so that the load is what was asked for.
+    # The times are stretched to the whole span, by about one gap, so that the load is exactly what was asked for.
     return np.round((times - times[0]) * (span / (times[-1] - times[0])), 3)
 
 
@@ -161,12 +162,12 @@ def _poisson(jobs: int, span: float, rng: np.random.Generator) -> np.ndarray:
 
 
 def _bursty(jobs: int, span: float, rng: np.random.Generator) -> np.ndarray:
-    sizes = rng.geometric(1.0 / BURST_JOBS, size=jobs)  # more than enough sessions
+    sizes = rng.geometric(1.0 / BURST_JOBS, size=jobs)  # there are more than enough sessions
     sizes = sizes[: int(np.searchsorted(np.cumsum(sizes), jobs)) + 1]
     begin = np.repeat(rng.uniform(0.0, span, len(sizes)), sizes)[:jobs]
     first = np.repeat(np.cumsum(sizes) - sizes, sizes)[:jobs]
     steps = np.cumsum(rng.exponential(BURST_GAP_S, jobs))
-    # A session near the end runs over it; folding it back keeps its gaps real and the span fixed.
+    # A session near the end would run over it; folding it back keeps its gaps real and the span fixed.
     return (begin + steps - steps[first]) % span if span > 0.0 else begin
 
 

@@ -40,7 +40,7 @@ def read(source: Source) -> Draft:
 
 
 def _plan(text: str | None) -> str | None:
-    """In our words: `244` is dp4+tp4+pp2, `ga` data parallel, `gc` data parallel with checkpointing."""
+    """A plan in our words: `244` is dp4+tp4+pp2, `ga` is data parallel, `gc` is data parallel with checkpointing."""
     if text and len(text) == 3 and text.isdigit():
         pp, tp, dp = text
         return f"dp{dp}" + f"+tp{tp}" * (tp != "1") + f"+pp{pp}" * (pp != "1")

@@ -29,7 +29,7 @@ def read(source: Source) -> Draft:
 
 
 def _refuse_misspelt(table: Table) -> None:
-    """Compared with the schema names that are absent only: beside `num_gpus`, a column `num_cpus` is no mistake."""
+    """Refuse misspelt columns. Only absent schema names are compared: beside `num_gpus`, `num_cpus` is no mistake."""
     absent = [name for name in TRACE_SCHEMA if not table.has(name)]
     for name in table.columns:
         plain = name.lower().replace(" ", "_").replace("-", "_")

@@ -4,8 +4,8 @@
 Each task is one gang here: inst_num instances of plan_gpu per cent of a GPU, so num_gpus = inst_num x plan_gpu /
 100 is often fractional. The task table knows only when a task was launched. If `pai_job_table.csv` lies beside it
 (job_name,inst_id,user,status, start_time,end_time), its start_time, which is the submission, and its user are taken
-from there. Seconds from a hidden origin; a blank end_time means that the task still ran. A folder that holds the
-tables is accepted in place of a file.
+from there. Times are seconds from a hidden origin; a blank end_time means that the task still ran. A folder that holds
+the tables is accepted in place of a file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CALLED = {"num_gpus": "plan_gpu", "submit_time": "start_time", "job_id": "job_na
 
 
 def looks_like(source: Source) -> bool:
-    """Ten cells of which the instances, times and plans are numbers or blank; or the documented header."""
+    """Whether a line has ten cells whose instances, times and plans are numbers or blank, or is the known header."""
     cells = [cell.strip() for cell in source.first_line.split(",")]
     if tuple(cells) == TASK_COLUMNS:
         return True
@@ -46,7 +46,7 @@ def looks_like(source: Source) -> bool:
 
 
 def task_table_in(folder: Path) -> Path | None:
-    """The task table of a PAI folder, if there is one."""
+    """The path of the task table in a PAI folder, or None."""
     return next((folder / (TASK_TABLE + end) for end in ENDINGS if (folder / (TASK_TABLE + end)).is_file()), None)
 
 

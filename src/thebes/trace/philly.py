@@ -28,7 +28,7 @@ CALLED = {"job_id": "jobid", "submit_time": "submitted_time"}
 
 
 @dataclass(frozen=True)
-class Ran:
+class AttemptsTogether:
     """What the attempts of one job add up to."""
 
     seconds: float | None
@@ -101,7 +101,7 @@ def _check_keys(source: Source, where: str, record: object) -> None:
         raise UserError(f"{source.at(where)}: 'attempts' is not a list of records.", hint=HINT)
 
 
-def _ran(source: Source, where: str, attempts: Sequence[Mapping[str, Any]]) -> Ran:
+def _ran(source: Source, where: str, attempts: Sequence[Mapping[str, Any]]) -> AttemptsTogether:
     seconds, complete, half_open, gpus, nodes = 0.0, 0, 0, 0, 0
     for attempt in attempts:
         start = _time(source, where, "start_time", attempt.get("start_time"))
@@ -117,7 +117,7 @@ def _ran(source: Source, where: str, attempts: Sequence[Mapping[str, Any]]) -> R
         used = [len(machine["gpus"]) for machine in machines if isinstance(machine.get("gpus"), list)]
         if sum(used) > gpus:
             gpus, nodes = sum(used), len([number for number in used if number])
-    return Ran(seconds if complete else None, gpus, nodes, half_open)
+    return AttemptsTogether(seconds if complete else None, gpus, nodes, half_open)
 
 
 def _time(source: Source, where: str, key: str, value: object) -> float | None:
@@ -139,6 +139,5 @@ def _word(value: object) -> str | None:
 
 
 def _kind(value: object) -> str:
-    return {dict: "record", list: "list", str: "text", bool: "truth value", type(None): "null"}.get(
-        type(value), "number"
-    )
+    names: dict[type, str] = {dict: "record", list: "list", str: "text", bool: "truth value", type(None): "null"}
+    return names.get(type(value), "number")

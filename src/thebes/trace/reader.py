@@ -1,6 +1,6 @@
-"""Which format is it? Decided by content alone, then read by that format's module and finished in `draft`.
+"""The reader decides by content alone which format a file has; the format's module reads it, and `draft` completes it.
 
-The formats stand in the order in which they are tried: those with a sign of their own first, then tables by the
+The formats stand in the order in which they are tried: first those with a sign of their own, then tables by the
 columns that only they have, from the most special to the most general, our own last.
 """
 
@@ -39,13 +39,13 @@ from thebes.trace.table import parse
 
 @dataclass(frozen=True)
 class Format:
-    """A trace format: its name for `--format`, what it is, how to know it and how to read it."""
+    """A trace format: its name for `--format`, what it is, how to recognise it and how to read it."""
 
     name: str
     title: str
     read: Callable[[Source], Draft]
-    columns: tuple[str, ...] = ()  # the header columns that give it away
-    sign: Callable[[Source], bool] | None = None  # for formats without a telling header
+    columns: tuple[str, ...] = ()  # the header columns by which it is recognised
+    sign: Callable[[Source], bool] | None = None  # recognises formats whose header says nothing
 
     def matches(self, source: Source, header: Sequence[str]) -> bool:
         if self.sign is not None:
@@ -72,7 +72,7 @@ FORMATS: tuple[Format, ...] = (
     Format("normalised", "Thebes' own CSV, .csv.gz or Parquet", normalised.read, REQUIRED_COLUMNS),
 )
 BY_NAME = {known.name: known for known in FORMATS}
-# Below this share of its columns a table is not called a damaged X but something unknown.
+# A table with a smaller share of a format's columns is called unknown, not a damaged file of that format.
 RESEMBLANCE = 0.5
 
 
@@ -99,16 +99,16 @@ def read(
 
 
 def detect(source: Source) -> Format:
-    """The first format that the content fits; failing that, the one it was probably meant to be."""
+    """The first format that the content fits; if none does, the one that was probably meant."""
     header = tuple(parse(source).columns) if source.is_parquet else source.header
     for known in FORMATS:
         if known.matches(source, header):
             return known
     likeness = {known: _likeness(known.columns, header) for known in FORMATS if known.columns}
-    # Ties go to the later, more general format: ours.
+    # Ties go to the later and more general format, which is ours.
     best = max(reversed(FORMATS), key=lambda known: likeness.get(known, 0.0))
     if likeness.get(best, 0.0) >= RESEMBLANCE:
-        return best  # its reader names the columns that are missing
+        return best  # the reader of this format names the columns that are missing
     raise UserError(
         f"{source.name}: the format is not recognised; the first line is '{source.first_line[:80]}'."
         if not source.is_parquet
@@ -129,10 +129,10 @@ def _is_folder(place: Path) -> bool:
     try:
         return place.is_dir()
     except (OSError, ValueError):
-        return False  # `open_source` says what is wrong with it
+        return False  # `open_source` will say what is wrong with it
 
 
 def _likeness(columns: Sequence[str], header: Sequence[str]) -> float:
-    """Share of the wanted columns that are there, a misspelt one counting half."""
+    """The share of the wanted columns that are there; a misspelt one counts half."""
     there = sum(1.0 if name in header else 0.5 * bool(get_close_matches(name, header, 1, 0.75)) for name in columns)
     return there / len(columns)

@@ -1,12 +1,12 @@
-"""A site's own history: what `sacct` exports, as a trace and as what really became of each job.
+"""A site's own history: the export of `sacct` as a trace, and what really became of each job.
 
-The reader of format `slurm` makes a trace of the same file. This one goes further, for `thebes import sacct`: it keeps
-when each job really started and ended, merges the records of a job that was requeued or preempted, believes Slurm about
-when a job could have started at all (Eligible), and takes `sacct --json` too. What it changes or leaves out it says in
-notes; a line that cannot be right stops it, by number.
+The reader of format `slurm` makes a trace of the same file. This one does more, for `thebes import sacct`: it keeps
+when each job really started and ended, merges the records of a job that was requeued or preempted, uses Slurm's word
+for when a job could have started at all (Eligible), and reads `sacct --json` too. Notes say what it changes or leaves
+out; a line that cannot be right is an error, with its number.
 
-Times are taken as they stand. `sacct` writes local time without a zone, in which an hour a year comes twice: export
-with TZ=UTC in front.
+Times are taken as they stand. `sacct` writes local time without a zone, in which one hour a year comes twice, so it is
+best run with TZ=UTC in front.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class History:
 
     trace: Trace
     runs: pl.DataFrame
-    complete: bool  # Start and End were in the file: what really happened can be told
+    complete: bool  # Start and End were in the file, so that what really happened is known
 
     def head(self, n: int) -> History:
         """The first `n` jobs."""
         return self.only(pl.int_range(len(self.trace), eager=True) < n)
 
     def only(self, kept: pl.Series) -> History:
-        """Those jobs for which `kept` is true."""
+        """The jobs for which `kept` is true."""
         places = (kept.cast(pl.Int64).cum_sum() - 1).set(~kept, -1)
         runs = self.runs.with_columns(places.gather(self.runs["job"]).alias("job")).filter(pl.col("job") >= 0)
         return replace(self, trace=replace(self.trace, jobs=self.trace.jobs.filter(kept)), runs=runs)
@@ -70,7 +70,7 @@ def read_history(
     """What a site ran, from a file of `sacct -P` or `sacct --json`; `-` is standard input.
 
     `arrival`: a job arrives when it was submitted, or when Slurm says it was eligible (after its dependencies and
-    --begin). `requeued`: the run time of a job with several starts is that of the last, or of all together.
+    --begin). `requeued`: the run time of a job with several starts is that of the last, or that of all together.
     """
     if tenant is not None and tenant not in TENANTS:
         raise UserError(f"--tenant: there is no '{tenant}'; {nearest(tenant, TENANTS)}")
@@ -90,7 +90,7 @@ def read_history(
 
 
 def _table(source: Source) -> Table:
-    """All lines as text. A line with too few or too many cells is named, except for job names with a bar in them."""
+    """All lines as text. A line with too few or too many cells is named, except for job names that contain a bar."""
     if source.is_parquet:
         raise UserError(f"{source.name}: this is Parquet, not what sacct writes.", hint=f"Export with: {EXPORT}")
     refuse_huge_lines(source)
@@ -231,7 +231,7 @@ def _tres(listed: Sequence[Mapping[str, Any]] | None) -> str | None:
 
 
 def _records(table: Table, notes: list[str]) -> pl.DataFrame:
-    """A row per record of a job, steps left out, with numbers for numbers."""
+    """A row per record of a job, without steps, with numbers as numbers."""
     name = next((known for known in IDS if table.has(known)), IDS[0])
     table.require((name, "Submit"), "sacct output")
     ids = table.text(name)
@@ -289,7 +289,7 @@ def _refuse_negative(table: Table, elapsed: pl.Series, column: str) -> None:
 
 
 def _whole_gangs(frame: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
-    """The components of a heterogeneous job (12+0, 12+1) run together: one job with all their GPUs."""
+    """The components of a heterogeneous job (12+0, 12+1) run together, so they become one job with all their GPUs."""
     parts = frame["id"].str.contains("+", literal=True)
     if not parts.any():
         return frame
@@ -308,13 +308,13 @@ def _whole_gangs(frame: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
 
 
 def _merged(frame: pl.DataFrame, notes: list[str], requeued: Requeued) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """A row per job, and all starts. Several records of one id are one job that was started again, or, where the
-    earlier one had ended by itself, two jobs: Slurm begins anew with its ids when its state is lost."""
+    """A row per job, and all starts. Several records of one id are one job that was started again. If the earlier one
+    had ended by itself, they are two jobs: Slurm counts ids from the beginning when its state is lost."""
     frame = _ends(frame)
     if frame["id"].n_unique() == frame.height:
         jobs = frame.with_columns(pl.lit(0).alias("restarts"), pl.lit(0.0).alias("earlier"))
     else:
-        # By hand instead of .over("id"), which takes a minute for a million ids.
+        # This is done by hand because .over("id") takes a minute for a million ids.
         same = (pl.col("id") == pl.col("id").shift(1)).fill_null(False)
         fresh = same & ~pl.col("state").is_in(TAKEN_BACK).fill_null(False).shift(1)
         lives = fresh.cast(pl.Int64).cum_sum()
@@ -369,7 +369,7 @@ def _one_row_each(frame: pl.DataFrame, notes: list[str], requeued: Requeued) -> 
 
 
 def _ends(frame: pl.DataFrame) -> pl.DataFrame:
-    """Ends as they must have been: of a job that still runs, now; where the clock was put back, by Elapsed."""
+    """Ends as they must have been: now for a job that still runs, and by Elapsed where the clock was put back."""
     ended = pl.col("start") + pl.col("elapsed")
     return frame.with_columns(pl.when(pl.col("start").is_not_null()).then(pl.max_horizontal("end", ended)).alias("end"))
 
@@ -461,7 +461,7 @@ def _draft(source: Source, table: Table, jobs: pl.DataFrame, notes: list[str], t
 
 
 def _history(trace: Trace, jobs: pl.DataFrame, runs: pl.DataFrame, *, complete: bool) -> History:
-    """On one clock, which begins with the first job."""
+    """The history on one clock, which begins with the first job."""
     origin = float(trace.jobs["arrived"][0]) - float(trace.jobs["submit_time"][0])
     frame = trace.jobs.with_columns(pl.col("start_time", "end_time") - origin).drop("arrived")
     places = pl.DataFrame({"id": frame["job_id"], "job": pl.int_range(frame.height, eager=True)})
@@ -485,12 +485,12 @@ def _changes(history: History) -> tuple[NDArray[np.float64], NDArray[np.float64]
     gpus = history.trace.jobs["num_gpus"].gather(history.runs["job"]).to_numpy()
     times = np.concatenate((history.runs["start_s"].to_numpy(), history.runs["end_s"].to_numpy()))
     change = np.concatenate((gpus, -gpus))
-    order = np.lexsort((change, times))  # at one instant, who ends makes room before somebody starts
+    order = np.lexsort((change, times))  # at one instant, ends make room before starts take it
     return times[order], change[order]
 
 
 def guessed_cluster(history: History) -> tuple[int, int]:
-    """(nodes, GPUs of each): as many GPUs as were ever in use at once, in nodes as large as the jobs show them."""
+    """(nodes, GPUs of each): as many GPUs as were ever in use at once, in nodes as large as the jobs suggest."""
     jobs = history.trace.jobs
     each = (jobs["num_gpus"] / jobs["num_nodes"].fill_null(1).clip(1)).filter(jobs["num_nodes"].is_not_null())
     size = int(np.ceil(each.max())) if len(each) else min(8, peak_gpus(history))  # type: ignore[arg-type]

@@ -18,19 +18,20 @@ def sample_path() -> Path:
     return data_path("philly_sample.csv.gz")
 
 
-# Traces that can be named like files.
+# Traces that can be named in place of a file.
 SAMPLES = {
     "philly-sample": "philly_sample.csv.gz",
     "philly-small-jobs": "philly_small_jobs.csv.gz",
     "philly-three-tenants": "philly_three_tenants.csv.gz",
     "helios-sample": "helios_sample.csv.gz",
+    "elastic-sample": "elastic_sample.csv.gz",
     "rubick-406": "rubick_406.csv.gz",
     "rubick-406-bp": "rubick_406_bp.csv.gz",
 }
 
 
 def shipped_or_given(name: str | Path) -> Path:
-    """The file behind the name of a shipped trace, unless a file of that name is there; any other path as it is."""
+    """The file behind the name of a shipped trace, unless a file of that name exists; any other path as it is."""
     if str(name) in SAMPLES and not Path(name).exists():
         return data_path(SAMPLES[str(name)])
     return Path(name)

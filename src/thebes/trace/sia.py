@@ -2,8 +2,8 @@
 
 name,time,application,num_replicas,batch_size: submission in seconds, one GPU per replica, and no run time, since
 their schedulers choose GPUs and batch size as they go. Here a run time is looked up in `data/sia_durations.csv`
-(full training on T4 GPUs with the GPUs and batch size as asked, see its SOURCE), straight lines between table
-entries in log-log scale. A `duration` column, added by the user, takes precedence.
+(full training on T4 GPUs with the GPUs and batch size as asked, see its SOURCE), with straight lines between table
+entries in log-log scale. A `duration` column that the user has added takes precedence.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _durations(table: Table) -> pl.Series:
     for (app, batch), group in wanted.group_by("app", "batch"):
         rows, gpus = group["row"].to_numpy(), group["gpus"].fill_null(0.0).to_numpy()
         if not (gpus > 0.0).any():
-            continue  # left out, or refused, with its own message
+            continue  # `draft` leaves such a job out, or refuses it, with its own message
         known = _profile(table, int(rows[0]), app, batch)
         x, y = np.log(known["num_gpus"].to_numpy()), np.log(known["duration_s"].to_numpy())
         seconds[rows] = np.exp(np.interp(np.log(np.maximum(gpus, 1e-9)), x, y)).round()

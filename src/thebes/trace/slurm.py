@@ -1,13 +1,13 @@
-"""Slurm accounting as `sacct -P` prints it: what any Slurm site can export today.
+"""Slurm accounting as `sacct -P` prints it, which any Slurm site can export today.
 
     sacct -a -X -P -S 2024-01-01 -o
 JobID,Submit,Start,End,ElapsedRaw,State,User,Account,Partition,AllocTRES,NNodes,JobName
 
-One line per job, cells separated by `|`, a header line with any of these fields in any order. GPUs are gres/gpu in
-AllocTRES, or in ReqTRES where nothing was allocated; typed counts (gres/gpu:a100=8) tell the GPU type and are not
-added to the total twice. Run time is ElapsedRaw, or Elapsed, or End minus Start. Job steps (123.batch, 123.0) are
-skipped; array tasks (12_3) are jobs; of a requeued job (`sacct -D`) the last record counts. `vc` is the partition.
-Times are local and without zone.
+There is one line per job, with cells separated by `|`, and a header line with any of these fields in any order. GPUs
+are gres/gpu in AllocTRES, or in ReqTRES where nothing was allocated; typed counts (gres/gpu:a100=8) tell the GPU type
+and are not added to the total twice. Run time is ElapsedRaw, or Elapsed, or End minus Start. Job steps (123.batch,
+123.0) are skipped; array tasks (12_3) are jobs; of a requeued job (`sacct -D`) the last record counts. `vc` is the
+partition. Times are local and without zone.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from thebes.trace.source import Source
 from thebes.trace.table import BLANK_WORDS, Table, parse
 
 IDS = ("JobID", "JobIDRaw")
-TRES = ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES")  # the last two: before Slurm 21.08
+TRES = ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES")  # the last two are from before Slurm 21.08
 RUN_TIME = ("ElapsedRaw", "Elapsed", "Start and End")
 EXPORT = (
     "sacct -a -X -P -o JobID,Submit,Start,End,ElapsedRaw,State,User,Account,Partition,AllocTRES,ReqTRES,NNodes,JobName"
 )
 CALLED = {"submit_time": "Submit", "user": "User", "vc": "Partition", "status": "State", "num_nodes": "NNodes"}
-# In TRES `gres/gpu=4` and `gres/gpu:a100=4`; in the older GRES fields `gpu:4` and `gpu:a100:4`.
+# TRES write `gres/gpu=4` and `gres/gpu:a100=4`; the older GRES fields write `gpu:4` and `gpu:a100:4`.
 GPUS = r"(?:^|,)(?:gres/gpu=|(?:gres:)?gpu:)([0-9]+)(?:[,(]|$)"
 TYPED_GPUS = r"(?:^|,)(?:gres/|gres:)?gpu:([^=,:]+)[=:]([0-9]+)"
 DAYS = r"^(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)$"
@@ -100,7 +100,7 @@ def _jobs_only(table: Table, id_column: str) -> tuple[Table, list[str]]:
 
 
 def gpus_of(table: Table) -> tuple[pl.Series, pl.Series, str]:
-    """GPUs of each job, their types, and the column that is asked first."""
+    """GPUs of each job, their types, and the name of the column that counts most."""
     present = [name for name in TRES if table.has(name)]
     if not present:
         raise UserError(
@@ -124,7 +124,7 @@ def gpus_of(table: Table) -> tuple[pl.Series, pl.Series, str]:
 
 
 def _nodes_counted(table: Table, present: list[str]) -> pl.Series:
-    """By what a count must be multiplied: ReqGRES is what was asked for on each node, the others count in all."""
+    """The factor of each count: ReqGRES is what was asked for on each node, the other columns count in all."""
     ones = pl.repeat(1.0, table.frame.height, eager=True)
     if "ReqGRES" not in present or not table.has("NNodes"):
         return ones
@@ -149,7 +149,7 @@ def run_time_of(table: Table) -> tuple[pl.Series, str]:
 
 
 def _clock(table: Table, name: str) -> pl.Series:
-    """`[days-][hours:]minutes:seconds` in seconds."""
+    """A duration written as `[days-][hours:]minutes:seconds`, in seconds."""
     text = table.text(name)
     text = text.set(text.str.to_lowercase().is_in(BLANK_WORDS).fill_null(False), None)
     parts = [text.str.extract(DAYS, group).cast(pl.Float64, strict=False) for group in (1, 2, 3, 4)]
@@ -166,7 +166,7 @@ def _clock(table: Table, name: str) -> pl.Series:
 
 
 def snake(name: str) -> str:
-    """`JobName` → `job_name`, `ReqTRES` → `req_tres`: extra columns are written as our own are."""
+    """`JobName` → `job_name`, `ReqTRES` → `req_tres`: extra columns are written like our own."""
     letters = [
         "_" + letter if letter.isupper() and place and name[place - 1].islower() else letter
         for place, letter in enumerate(name)

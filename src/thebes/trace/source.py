@@ -1,4 +1,4 @@
-"""From a path to clean bytes: the one door through which every trace file enters.
+"""The one door through which every trace file enters: it makes clean bytes of a path.
 
 A path can name nothing, a folder, a broken gzip, a picture or a text in an old encoding; each of these is told
 apart here, once, so that the readers of single formats only ever see text (or Parquet) that can be read.
@@ -21,10 +21,10 @@ import numpy as np
 from thebes.model.errors import UserError
 from thebes.trace.shipped import SAMPLES
 
-LONGEST_LINE = 1 << 20  # bytes; no job record comes near, a file without line ends does
+LONGEST_LINE = 1 << 20  # bytes; no job record is so long, but a file without line ends is
 GZIP_MAGIC = b"\x1f\x8b"
 PARQUET_MAGIC = b"PAR1"
-# Containers that people do hand over; naming them makes the error useful.
+# Containers that people really hand over; an error that names them is more useful.
 OTHER_MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", "a zip archive"),
     (b"\xfd7zXZ\x00", "an xz file"),
@@ -60,7 +60,7 @@ class Source:
 
     @property
     def body_offset(self) -> int:
-        """Where the line after the first non-blank line begins."""
+        """The position at which the line after the first non-blank line begins."""
         return min(self._first_line_span[1] + 1, len(self.data))
 
     @cached_property
@@ -74,18 +74,18 @@ class Source:
 
     @cached_property
     def delimiter(self) -> str:
-        """The separator that cuts the header into most pieces; a comma when none does."""
+        """The separator that divides the header into the most pieces; a comma if none does."""
         return max(",\t|;", key=lambda mark: (self.first_line.count(mark), mark == ","))
 
     @cached_property
     def header(self) -> tuple[str, ...]:
-        """The first line as column names: what most formats are recognised by."""
+        """The first line as column names, by which most formats are recognised."""
         if self.is_parquet:
-            return ()  # the columns of a Parquet file are known to its table only
+            return ()  # only its table knows the columns of a Parquet file
         return split_header(self.first_line, self.delimiter)
 
     def at(self, line: int | str | None = None, column: str | None = None) -> str:
-        """`FILE, line 7, column 'duration'`: how every message begins."""
+        """The beginning of every message, such as `FILE, line 7, column 'duration'`."""
         parts = [self.name]
         if line is not None:
             parts.append(line if isinstance(line, str) else f"line {line}")
@@ -95,7 +95,7 @@ class Source:
 
 
 def split_header(line: str, delimiter: str) -> tuple[str, ...]:
-    """Column names of a header line. `sacct -p` ends each line with a separator: that last blank name is dropped."""
+    """Column names of a header line. `sacct -p` ends each line with a separator, so a blank last name is dropped."""
     try:
         names = next(csv.reader([line], delimiter=delimiter), [])
     except csv.Error:
@@ -112,7 +112,7 @@ def open_source(path: str | Path) -> Source:
 
 
 def source_of(name: str, data: bytes, place: Path = Path("-")) -> Source:
-    """Bytes that came from anywhere, standard input for instance, as a file would."""
+    """Bytes from anywhere, standard input for instance, as a Source like that of a file."""
     data = _unpacked(name, data)
     if not data.strip():
         raise UserError(f"{name}: the file is empty.", hint="A trace needs a header line and at least one job.")
@@ -123,7 +123,7 @@ def source_of(name: str, data: bytes, place: Path = Path("-")) -> Source:
 
 
 def refuse_huge_lines(source: Source) -> None:
-    """Line-based formats only: a line beyond 1 MiB means that the file is not what it seems."""
+    """Refuse a line beyond 1 MiB in line-based formats: it means that the file is not what it seems."""
     ends = np.flatnonzero(np.frombuffer(source.data, np.uint8) == ord("\n"))
     lengths = np.diff(ends, prepend=-1, append=len(source.data))
     if lengths.max() > LONGEST_LINE:
@@ -151,7 +151,7 @@ def _bytes(name: str, place: Path) -> bytes:
         raise UserError(
             f"{name}: permission denied.", hint="Ask its owner for read access, or copy it to where you may read it."
         ) from None
-    except (OSError, ValueError) as failure:  # ValueError: a NUL character in the path
+    except (OSError, ValueError) as failure:  # ValueError comes from a NUL character in the path
         reason = getattr(failure, "strerror", None) or str(failure)
         raise UserError(f"{name}: cannot be read: {reason}.", hint="Check the path and the disk.") from None
 

@@ -1,6 +1,6 @@
 """Alibaba spot GPU trace 2026 (alibaba/clusterdata `cluster-trace-v2026-spot-gpu`, `job_info_df.csv`).
 
-job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type; seconds. A job
+`job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type`; seconds. A job
 asks for gpu_request GPUs on each of worker_num workers; job_type is HP (guaranteed) or Spot.
 """
 

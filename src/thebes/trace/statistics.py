@@ -1,4 +1,4 @@
-"""What a trace holds, in figures: the same ones that trace papers print, so that they can be compared.
+"""The figures of a trace: those that trace papers print, so that traces can be compared.
 
 Load figures use the span of submissions (last minus first): mean GPU demand = GPU-seconds / span. Percentiles
 interpolate linearly, as NumPy does.
@@ -14,7 +14,7 @@ import polars as pl
 from thebes.model.trace import Trace
 
 PERCENTILES = (5, 25, 50, 75, 90, 95, 99)
-# Upper bounds of the GPU demand classes, as in most papers: powers of two.
+# Upper bounds of the classes of GPU demand: powers of two, as in most papers.
 CLASSES: tuple[tuple[str, float], ...] = (
     ("<1", 1.0 - 1e-9),
     ("1", 1.0),
@@ -29,7 +29,7 @@ CLASSES: tuple[tuple[str, float], ...] = (
 
 
 def describe(trace: Trace) -> dict[str, Any]:
-    """Plain numbers and strings only, ready for JSON."""
+    """The figures as plain numbers and strings, ready for JSON."""
     submit, duration, gpus = (trace.jobs[name].to_numpy() for name in ("submit_time", "duration", "num_gpus"))
     work = duration * gpus
     span = float(submit.max() - submit.min()) if len(submit) else 0.0
@@ -95,7 +95,7 @@ def _distinct(trace: Trace, column: str) -> int:
 
 
 def _counts(cells: pl.Series) -> dict[str, int]:
-    """Most frequent first, ties by name; unknown counted as such."""
+    """Counts, most frequent first, ties by name; unknown values are counted as such."""
     named = cells.fill_null("unknown")
     table = pl.DataFrame({"name": named}).group_by("name").len().sort(["len", "name"], descending=[True, False])
     return {str(name): int(number) for name, number in table.rows()}

@@ -1,7 +1,7 @@
 """Standard Workload Format of the Parallel Workloads Archive (Feitelson et al.): 18 fields per line, `;` comments.
 
 Fields are separated by spaces; -1 means unknown. The format knows processors, not GPUs: num_gpus is the number of
-requested processors (field 8), or of allocated ones (field 5) where the request is unknown. Choose with
+requested processors (field 8), or of allocated ones (field 5) where the request is unknown. The user can choose with
 `--gpus-column allocated_processors`. Times are seconds from the start of the log (header UnixStartTime).
 """
 

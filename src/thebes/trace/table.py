@@ -1,6 +1,6 @@
-"""A headed (or headless) table of text whose cells are turned into numbers and times, with exact complaints.
+"""A table of text, with or without a header, whose cells are turned into numbers and times, with exact complaints.
 
-Polars parses in bulk and never tells a line number; so the bulk path stays fast and, only when something is wrong, the
+Polars parses in bulk and never tells a line number. So the bulk path stays fast and, only when something is wrong, the
 line is found by walking the file again. A Parquet file becomes the same kind of table, with typed columns.
 """
 
@@ -17,7 +17,7 @@ import polars as pl
 from thebes.model.errors import UserError
 from thebes.trace.source import Source, refuse_huge_lines
 
-# What tools write for "no value"; compared in lower case.
+# What tools write for "no value", compared in lower case.
 BLANK_WORDS = ("", "none", "null", "nat", "n/a", "na", "unknown", "-")
 POLARS_FAILURES = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError)
 
@@ -38,7 +38,7 @@ class Table:
         return self.frame.columns
 
     def require(self, names: Iterable[str], what: str) -> None:
-        """Stop with the missing columns and, for each, the existing name that comes closest."""
+        """Stop with the missing columns and, for each of them, the existing name that comes closest."""
         missing = [name for name in names if name not in self.columns]
         if not missing:
             return
@@ -74,7 +74,7 @@ class Table:
             text = self.text(name)
             values = text.cast(pl.Float64, strict=False)
             bad = text.is_not_null() & ~(values.is_finite().fill_null(False))
-            if bad.any():  # spelled-out blanks are rare: look for them only now
+            if bad.any():  # blanks that are spelled out are rare, so they are looked for only now
                 spelled = text.str.to_lowercase().is_in(BLANK_WORDS).fill_null(False)
                 values = values.set(spelled, None)
                 bad = bad & ~spelled
@@ -104,14 +104,14 @@ class Table:
         return seconds.rename(name)
 
     def rest(self, used: Collection[str]) -> dict[str, pl.Series]:
-        """The columns that no part of the schema was made from, typed where every cell agrees."""
+        """The columns from which no part of the schema was made, typed if all their cells agree."""
         spare = {name: self.frame[name] for name in self.columns if name and name not in used}
         if self.source.is_parquet:
             return {name: cells for name, cells in spare.items() if not cells.dtype.is_nested()}
         return {name: typed(blank_to_null(cells)) for name, cells in spare.items()}
 
     def locate(self, row: int) -> str:
-        """`line 7` for a row of the frame; `row 7` in a Parquet file."""
+        """The place of a row for messages: `line 7`, or `row 7` in a Parquet file."""
         record = int(self.records[row])
         if self.source.is_parquet:
             return f"row {record + 1}"
@@ -133,7 +133,7 @@ def parse(
         raise UserError(
             f"{source.name}: there is a header line but no job below it.", hint="Check how the file was exported."
         )
-    # `sacct -p` closes every line, the header too, with a separator: a nameless last column, blank all the way.
+    # `sacct -p` ends every line, also the header, with a separator: that makes a last column without name and values.
     closed = not headless and len(columns) > 1 and source.first_line.endswith(mark)
     places = [str(place) for place in range(len(columns) + closed)]
     try:
@@ -191,12 +191,12 @@ def epoch_seconds(text: pl.Series) -> pl.Series:
 
 
 def divided(cells: pl.Series, divisor: float) -> pl.Series:
-    """Correctly rounded quotients: Polars multiplies by the reciprocal, and 470 / 1000 becomes more than 0.47."""
+    """Correctly rounded quotients. Polars multiplies by the reciprocal, so that 470 / 1000 becomes more than 0.47."""
     return pl.Series(cells.name, cells.cast(pl.Float64).to_numpy() / divisor, nan_to_null=True)
 
 
 def line_of_record(source: Source, record: int, delimiter: str, quoted: bool, headless: bool) -> int:
-    """The line, counted from 1, on which a record begins: quoted cells may hold line ends of their own."""
+    """The line, counted from 1, on which a record begins; quoted cells may contain line ends."""
     start = 0 if headless else source.body_offset
     before = source.data.count(b"\n", 0, start)
     lines = source.data[start:].decode("utf-8", "replace").split("\n")
@@ -231,12 +231,12 @@ def _checked_header(source: Source, columns: tuple[str, ...]) -> tuple[str, ...]
     if doubled:
         what = f"column '{doubled[0]}' occurs more than once" if doubled[0] else "more than one column has no name"
         raise UserError(f"{source.at(1)}: {what}.", hint="Give every column a name of its own.")
-    # An unnamed column (a data-frame index, usually) is kept under its place.
+    # An unnamed column (usually the index of a data frame) gets its place as a name.
     return tuple(name or f"column_{place}" for place, name in enumerate(columns, 1))
 
 
 def _ragged(source: Source, width: int, delimiter: str, quoted: bool, headless: bool) -> UserError:
-    """Find the line that the bulk parser stumbled over: too many cells, or a quote that does not close."""
+    """The error about the line at which the bulk parser failed: too many cells, or a quote that does not close."""
     start = 0 if headless else source.body_offset
     line = source.data.count(b"\n", 0, start) + 1
     rows = io.StringIO(source.data[start:].decode("utf-8", "replace"), newline="")

@@ -1,6 +1,6 @@
 """Job traces of the Tiresias simulator (Gu et al., NSDI'19; SymbioticLab/Tiresias `simulator/*_job.csv`).
 
-Seconds throughout. `60_job.csv` has job_id,num_gpu,submit_time,iterations,model_name,duration,interval; the older
+Times are seconds. `60_job.csv` has job_id,num_gpu,submit_time,iterations,model_name,duration,interval; the older
 `tf_job.csv` has start_time,model_size,aggr_interval,model_scale instead (and, as released, the same job twice,
 which is refused like any doubled id). Chronus published traces with the same columns and soft deadlines after them;
 there the unit of time is not documented.

@@ -1,6 +1,6 @@
-"""Traces to files: CSV, gzipped CSV or Parquet, by the ending of the name. What is written reads back the same.
+"""Traces are written as CSV, gzipped CSV or Parquet, by the ending of the name. What is written reads back the same.
 
-Whole numbers are written without a decimal point and gzip carries no time stamp, so that equal traces give equal bytes.
+Whole numbers are written without a decimal point and gzip carries no time, so that equal traces give equal bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ENDINGS = (".csv", ".csv.gz", ".parquet")
 
 
 def write(trace: Trace, path: str | Path) -> None:
-    """Write `trace` in our normalised form; the columns of the schema first, then the extras."""
+    """Write `trace` in our normalised form: first the columns of the schema, then the extras."""
     place = Path(path)
     ending = next((end for end in reversed(ENDINGS) if place.name.endswith(end)), None)
     if ending is None:
@@ -44,6 +44,6 @@ def write(trace: Trace, path: str | Path) -> None:
 
 
 def _plain_whole_numbers(frame: pl.DataFrame) -> list[pl.Series]:
-    """The float columns of the schema whose every value is whole, as integers: `12`, not `12.0`."""
+    """Float columns of the schema as integers if every value is whole, so that files have `12`, not `12.0`."""
     columns = [frame[name] for name in ("submit_time", "duration", "num_gpus")]
     return [cells.cast(pl.Int64) for cells in columns if (cells == cells.round()).all()]

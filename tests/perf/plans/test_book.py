@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from kit.effort import effort
 from thebes.model.errors import UserError
 from thebes.model.plan import FAMILIES, Plan, parse_plan
 from thebes.perf.plans.book import MOST_CUT, MOST_DP, NEAR_EQUAL, Outlook, PlanBook, cheapest
@@ -18,7 +19,6 @@ from thebes.perf.plans.measured import rows
 from thebes.perf.plans.site import A800, Site, site_of_gpu
 from thebes.perf.plans.timing import Constants
 from thebes.perf.plans.transformer import Transformer, catalogue, names, with_batch
-from workloads import effort
 
 ALL = tuple(catalogue()[name] for name in names())
 LLAMA, GPT2, VIT = (catalogue()[name] for name in ("llama-2-7b", "gpt-2", "vit"))

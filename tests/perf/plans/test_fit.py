@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
 from thebes.model.errors import UserError
 from thebes.model.plan import ZERO_OFFLOAD, Plan, parse_plan
 from thebes.perf.plans.fit import (
@@ -29,7 +30,6 @@ from thebes.perf.plans.measured import samples_of
 from thebes.perf.plans.site import A800
 from thebes.perf.plans.timing import Constants
 from thebes.perf.plans.transformer import catalogue
-from workloads import effort
 
 BERT = replace(catalogue()["bert-large"], forward_s_per_sample=((A800.gpu_type, 0.007),), global_batch=64)
 # A site whose links are slow enough for every overlap to show.

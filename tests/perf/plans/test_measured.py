@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import gzip
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from kit.workloads import shared_data
 from thebes.model.errors import UserError
 from thebes.model.plan import parse_plan
 from thebes.perf.plans.measured import as_where_measured, measured, measured_of, rows, samples_of
@@ -17,7 +17,7 @@ from thebes.perf.plans.site import A800, site_of_gpu
 from thebes.perf.plans.timing import Constants
 from thebes.perf.plans.transformer import catalogue, find, with_batch
 
-SHARED = Path(__file__).parents[4] / "shared" / "data" / "profiles"
+SHARED = shared_data() / "profiles"
 published = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data do not lie beside the checkout")
 
 

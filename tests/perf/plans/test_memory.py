@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from kit.workloads import shared_data
 from thebes.model.plan import ZERO_DP, ZERO_OFFLOAD, Plan
 from thebes.perf.plans.memory import HOST_BYTES, MARGIN, memory
 from thebes.perf.plans.site import A800
 from thebes.perf.plans.transformer import GIB, Transformer, catalogue
-from workloads import shared_data
 
 PROFILES = shared_data() / "profiles"
 LLAMA = catalogue()["llama-2-7b"]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.effort import effort
 from thebes.model.plan import NO_ZERO, ZERO_DP, ZERO_OFFLOAD, Plan, parse_plan
 from thebes.perf.plans.site import A800
 from thebes.perf.plans.timing import (
@@ -23,7 +24,6 @@ from thebes.perf.plans.timing import (
     plan_arrays,
 )
 from thebes.perf.plans.transformer import Transformer, catalogue
-from workloads import effort
 
 LLAMA = catalogue()["llama-2-7b"]
 CONSTANTS = Constants()

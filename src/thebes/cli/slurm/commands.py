@@ -13,9 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from thebes.cli.screen import say
-from thebes.cli.slurm.options import Option, Stop, help_text
+from thebes.cli.slurm.options import Stop, help_text
+from thebes.jobspec.slurm_options import Option
 from thebes.model.errors import UserError
-from thebes.node.shims import MARK, NAMES, is_shim
+from thebes.protocol.shims import MARK, NAMES, is_shim
 
 SRUN = (
     "srun: error: Thebes has no srun: a script runs once on each of its nodes. Nothing was done.\n"
@@ -39,7 +40,7 @@ SETTINGS: dict[str, Any] = {
 
 @app.command()
 def install(folder: Where) -> None:
-    """Write the commands into a folder, and tell how to put it into the PATH. Nothing else is changed."""
+    """Write the commands into a folder, and tell how to put that folder into the PATH. This changes nothing else."""
     place = folder.expanduser().absolute()
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -63,7 +64,7 @@ def install(folder: Where) -> None:
 
 @app.command()
 def remove(folder: Where) -> None:
-    """Take the commands away again; only those that `install` made."""
+    """Remove the commands again, but only those that `install` made."""
     place = folder.expanduser().absolute()
     mine = [name for name in NAMES if is_shim(place / name)]
     if not mine:
@@ -86,7 +87,7 @@ def real_command(name: str, besides: Path | None = None) -> str | None:
 
 
 def _program(name: str) -> str:
-    """By the program that runs now: a shell that has it not in its PATH finds it all the same."""
+    """The text of a shim. It names the present program by its path, so that `thebes` need not be in the PATH."""
     own = Path(sys.executable).parent / "thebes"
     if own.exists():
         program = shlex.quote(str(own))

@@ -12,7 +12,7 @@ from thebes.cli.screen import clean
 from thebes.cli.slurm.options import Stop
 
 PIECE = re.compile(r"%(\.?)(\d*)([a-zA-Z])|%%|%")
-WIDE = 20  # of a column of -O that gives no width
+WIDE = 20  # a column of -O that gives no width is this wide
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Piece:
-    """Plain text, or a field with its width (0: as wide as it is)."""
+    """Plain text, or a field with its width (0 means as wide as the value)."""
 
     text: str = ""
     field: Field | None = None
@@ -62,7 +62,7 @@ def parse_format(command: str, text: str, fields: Mapping[str, Field]) -> list[P
 
 
 def parse_long_format(command: str, text: str, fields: Mapping[str, Field]) -> list[Piece]:
-    """The pieces of -O: names with commas between, each with :width or :.width."""
+    """The pieces of -O, which lists names between commas, each with :width or :.width."""
     pieces: list[Piece] = []
     for word in text.split(","):
         name, _, size = word.partition(":")
@@ -75,19 +75,19 @@ def parse_long_format(command: str, text: str, fields: Mapping[str, Field]) -> l
 
 
 def lines_of(pieces: Sequence[Piece], items: Sequence[Any], *, heading: bool) -> list[str]:
-    """A heading, unless it is not wanted, and a line for each item."""
+    """A heading, if it is wanted, and a line for each item."""
     rows = [(None, True)] if heading else []
     rows += [(item, False) for item in items]
     return ["".join(piece.put(item, first) for piece in pieces) for item, first in rows]
 
 
 def clock(time_s: float | None, unknown: str = "N/A") -> str:
-    """2026-11-15T22:16:32, local time."""
+    """An instant in local time, such as 2026-11-15T22:16:32."""
     return unknown if time_s is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time_s))
 
 
 def span(seconds: float | None) -> str:
-    """[days-][hours:]minutes:seconds, as squeue writes run times; None: UNLIMITED."""
+    """A run time as squeue writes it: [days-][hours:]minutes:seconds; None is UNLIMITED."""
     if seconds is None:
         return "UNLIMITED"
     whole = max(0, int(seconds))
@@ -98,7 +98,7 @@ def span(seconds: float | None) -> str:
 
 
 def long_span(seconds: float | None) -> str:
-    """As scontrol writes it: always hours, minutes and seconds of two digits."""
+    """A duration as scontrol writes it: hours, minutes and seconds always have two digits."""
     if seconds is None:
         return "UNLIMITED"
     whole = max(0, int(seconds))

@@ -1,10 +1,10 @@
-"""Jobs of Thebes in Slurm's words: states, reasons, and lines such as `12_[3-7]` for members that wait."""
+"""Jobs of Thebes in Slurm's words: states, reasons, and lines such as `12_[3-7]` for waiting members of an array."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,13 @@ from thebes.cli.slurm.options import Stop, folded, natural, ranges
 if TYPE_CHECKING:
     from thebes.client import Client
 
-PARTITION = "thebes"  # there are none; a column that is always there needs something
-SUBMITTED = "# sbatch\n"  # how the few lines begin that set up the output of a job
+PARTITION = "thebes"  # Thebes has no partitions, but Slurm's tables always have this column
+SUBMITTED = "# sbatch\n"  # the few lines that set up the output of a job begin with this
 PAGE = 1000
-RECENT_S = 300.0  # how long a job that has ended is listed: Slurm's MinJobAge
-LONGEST_LIST = 64  # of array indices, as Slurm shows it
+RECENT_S = 300.0  # a job that has ended stays in the list for so long, as with Slurm's MinJobAge
+LONGEST_LIST = 64  # Slurm shows at most so many array indices
 
-# Our state: Slurm's short one, its long one, and where squeue sorts it.
+# For each of our states: Slurm's short name, its long name, and its place when squeue sorts.
 STATES = {
     "queued": ("PD", "PENDING", 0),
     "held": ("PD", "PENDING", 0),
@@ -34,14 +34,14 @@ STATES = {
     "timeout": ("TO", "TIMEOUT", 6),
 }
 ALIVE = ("queued", "held", "starting", "running", "preempting", "suspended")
-# States of Slurm that no job of Thebes is ever in; they may be asked for all the same.
+# No job of Thebes is ever in one of these states, but people may ask for them all the same.
 OTHER_STATES = {
     "NF": "NODE_FAIL", "PR": "PREEMPTED", "BF": "BOOT_FAIL", "DL": "DEADLINE", "OOM": "OUT_OF_MEMORY", "RS": "RESIZING",
     "RD": "RESV_DEL_HOLD", "RQ": "REQUEUED", "RF": "REQUEUE_FED", "RH": "REQUEUE_HOLD", "RV": "REVOKED",
     "SI": "SIGNALING", "SE": "SPECIAL_EXIT", "SO": "STAGE_OUT", "ST": "STOPPED",
 }  # fmt: skip
 
-# What a job that waits says, and Slurm's word for it. A test holds these against the reasons of policies.
+# What a waiting job says, and Slurm's word for it. A test compares this list with the reasons that policies give.
 REASONS = {
     "the GPUs it could use go to jobs before it in the order": "Resources",
     "enough GPUs are free, but not where the placement rule wants them": "Resources",
@@ -56,12 +56,12 @@ REASONS = {
 
 
 @dataclass
-class Job:
-    """A line of squeue: one job, or the members of an array that wait."""
+class QueueLine:
+    """A line of squeue: one job, or the waiting members of an array."""
 
-    facts: dict[str, Any]
-    indices: list[int] = field(default_factory=list)  # of several members
-    details: dict[str, Any] | None = None  # what only the single job tells: limit, folder, starts
+    facts: Mapping[str, Any]
+    indices: list[int] = field(default_factory=list)  # where the line stands for several members
+    details: Mapping[str, Any] | None = None  # limit, folder and starts, which a list of jobs does not contain
 
     @property
     def id(self) -> str:
@@ -100,7 +100,7 @@ class Job:
         return len(self.facts.get("gpus_held") or {}) or int(self.facts["nodes"] or 1)
 
     def started_s(self) -> float | None:
-        """The start of the present incarnation; of one that waits, the expected one."""
+        """The start of the present incarnation; for a waiting job, the expected start."""
         if self.waits:
             return self.facts["expected_start_s"]
         attempts = (self.details or {}).get("attempts") or []
@@ -109,21 +109,21 @@ class Job:
         return self.facts["first_start_s"]
 
     def ran_s(self) -> float:
-        """As squeue counts: the present start, or the last one."""
+        """The run time as squeue counts it: that of the present incarnation, or of the last one."""
         started_s = None if self.waits else self.started_s()
         if started_s is None or self.state == "starting":
             return 0.0
         return max(0.0, (self.facts["end_s"] or time.time()) - started_s)
 
     def command(self) -> str:
-        """The script, for a job that came by sbatch; else its command, shortened."""
+        """The script of a job that came by sbatch; the shortened command of any other job."""
         words = self.spec.get("command") or []
         if words[:2] != ["bash", "-c"] or not words[2].startswith(SUBMITTED):
             return str(self.facts["command"])
         return "(null)" if words[3] == "wrap" else str(Path(self.spec.get("workdir") or "", words[3]))
 
     def comes_after(self, mark: str = "") -> str:
-        """What it waits for, in Slurm's words."""
+        """What the job waits for, in Slurm's words."""
         kinds = (("afterok", "after"), ("afterany", "after_any"))
         return ",".join(f"{kind}:{one}{mark}" for kind, key in kinds for one in self.spec.get(key) or ()) or "(null)"
 
@@ -132,7 +132,7 @@ class Job:
 
 
 def reason_of(state: str, text: str) -> str:
-    """Slurm's word for why a job is where it is."""
+    """Slurm's word for the reason why a job is in this state."""
     if state == "held":
         return "JobHeldUser"
     if state == "queued":
@@ -149,7 +149,7 @@ def reason_of(state: str, text: str) -> str:
 
 
 def states_of(command: str, words: Iterable[str]) -> set[str]:
-    """Our states behind a list of Slurm's, short or long; `all` is every one."""
+    """Our states behind a list of Slurm's names, short or long; `all` means every state."""
     wanted: set[str] = set()
     for word in words:
         upper = word.upper()
@@ -166,11 +166,11 @@ def states_of(command: str, words: Iterable[str]) -> set[str]:
     return wanted
 
 
-ID = re.compile(r"(\d{1,12})(?:_(\d{1,6}|\[[\d,:-]+(?:%\d+)?\]))?")  # the limit as squeue shows it says nothing here
+ID = re.compile(r"(\d{1,12})(?:_(\d{1,6}|\[[\d,:-]+(?:%\d+)?\]))?")  # squeue shows a limit behind %, which is ignored
 
 
 def ids_of(command: str, words: Iterable[str]) -> list[tuple[str, list[int] | None]]:
-    """(id, indices) of 12, 12_3 and 12_[1-4,7]; None: the job itself, or the whole array."""
+    """(id, indices) of 12, 12_3 and 12_[1-4,7]. Indices of None mean the job itself, or the whole array."""
     found: list[tuple[str, list[int] | None]] = []
     for word in words:
         match = ID.fullmatch(word.strip())
@@ -179,8 +179,8 @@ def ids_of(command: str, words: Iterable[str]) -> list[tuple[str, list[int] | No
         if match[2] is None:
             found.append((match[1], None))
             continue
+        from thebes.jobspec.values import parse_array
         from thebes.model.errors import UserError
-        from thebes.server.jobfile import parse_array
 
         try:
             found.append((match[1], parse_array(match[2].strip("[]").partition("%")[0])))
@@ -190,12 +190,12 @@ def ids_of(command: str, words: Iterable[str]) -> list[tuple[str, list[int] | No
 
 
 def split_ids(words: Iterable[str]) -> list[str]:
-    """Words of a list of ids: commas separate, but not between brackets."""
+    """Split a list of ids at its commas, except those between brackets."""
     return [one for word in words for one in re.split(r",(?![^\[]*\])", word) if one]
 
 
-def load(client: Client, states: Iterable[str], *, user: str | None = None, name: str | None = None) -> list[Job]:
-    """Jobs in these states, oldest first; of those that have ended only the latest, as Slurm soon forgets them."""
+def load(client: Client, states: Iterable[str], *, user: str | None = None, name: str | None = None) -> list[QueueLine]:
+    """Jobs in these states, oldest first. Jobs that ended long ago are left out, as Slurm forgets them soon, too."""
     wanted = set(states)
     chosen = {key: value for key, value in (("user", user), ("name", name)) if value is not None}
     found = _pages(client, {**chosen, "state": sorted(wanted & set(ALIVE)), "oldest": True}, 0.0)
@@ -203,13 +203,13 @@ def load(client: Client, states: Iterable[str], *, user: str | None = None, name
     return ended[::-1] + found
 
 
-def _pages(client: Client, chosen: dict[str, Any], since_s: float) -> list[Job]:
-    """Page by page, up to the first on which all jobs ended before then."""
-    found: list[Job] = []
+def _pages(client: Client, chosen: dict[str, Any], since_s: float) -> list[QueueLine]:
+    """Jobs page by page, up to the first page on which all jobs ended before `since_s`."""
+    found: list[QueueLine] = []
     cursor: str | None = None
     while chosen["state"]:
         page = client.jobs_page(limit=PAGE, cursor=cursor, **chosen)
-        kept = [Job(one) for one in page["jobs"] if one["end_s"] is None or one["end_s"] >= since_s]
+        kept = [QueueLine(one) for one in page["jobs"] if one["end_s"] is None or one["end_s"] >= since_s]
         found += kept
         cursor = page["next"]
         if cursor is None or not kept:
@@ -217,11 +217,11 @@ def _pages(client: Client, chosen: dict[str, Any], since_s: float) -> list[Job]:
     return found
 
 
-def named(client: Client, wanted: Sequence[tuple[str, list[int] | None]], states: set[str]) -> list[Job]:
-    """Jobs by id, also those that ended long ago. A single id that nobody knows is an error, as with Slurm."""
+def named(client: Client, wanted: Sequence[tuple[str, list[int] | None]], states: set[str]) -> list[QueueLine]:
+    """Jobs by id, also those that ended long ago. A single id that does not exist is an error, as with Slurm."""
     from thebes.client import ServerError
 
-    found: list[Job] = []
+    found: list[QueueLine] = []
     for number, indices in wanted:
         try:
             details = client.job(number)
@@ -231,8 +231,8 @@ def named(client: Client, wanted: Sequence[tuple[str, list[int] | None]], states
             if len(wanted) == 1:
                 raise Stop("slurm_load_jobs error: Invalid job id specified") from None
             continue
-        if not details.get("array"):
-            found += [Job(details, details=details)] if indices is None and details["state"] in states else []
+        if "members" not in details:
+            found += [QueueLine(details, details=details)] if indices is None and details["state"] in states else []
             continue
         members = {
             member["id"]
@@ -241,14 +241,14 @@ def named(client: Client, wanted: Sequence[tuple[str, list[int] | None]], states
         }
         alive = [job for job in load(client, states & set(ALIVE), user=details["user"]) if job.facts["id"] in members]
         ended = sorted(members - {job.facts["id"] for job in alive}, key=natural)
-        told = map(client.job, ended)  # one that was alive may have ended since it was listed
-        found += [Job(one, details=one) for one in told if one["state"] in states] + alive
+        told = map(client.job, ended)  # a job may have ended since it was listed
+        found += [QueueLine(one, details=one) for one in told if "state" in one and one["state"] in states] + alive
     return found
 
 
-def add_details(client: Client, jobs: Sequence[Job]) -> None:
-    """What lists do not tell, by one question per job; members of an array that have not started share one."""
-    shared: dict[str, dict[str, Any]] = {}
+def add_details(client: Client, jobs: Sequence[QueueLine]) -> None:
+    """Add what lists do not contain, with one request per job. Members of an array that have not started share one."""
+    shared: dict[str, Mapping[str, Any]] = {}
     for job in jobs:
         if job.details is not None:
             continue
@@ -258,10 +258,10 @@ def add_details(client: Client, jobs: Sequence[Job]) -> None:
         job.details = shared[key]
 
 
-def together(jobs: Sequence[Job]) -> list[Job]:
-    """Members of an array that wait, in one line with the reason of the first, as squeue shows them."""
-    lines: list[Job] = []
-    groups: dict[tuple[str, str], Job] = {}
+def together(jobs: Sequence[QueueLine]) -> list[QueueLine]:
+    """Put the waiting members of an array into one line with the reason of the first, as squeue does."""
+    lines: list[QueueLine] = []
+    groups: dict[tuple[str, str], QueueLine] = {}
     for job in jobs:
         array = job.facts["array_id"]
         if array is None or not job.waits or job.facts["incarnation"]:
@@ -271,7 +271,7 @@ def together(jobs: Sequence[Job]) -> list[Job]:
         if key in groups:
             groups[key].indices.append(int(job.facts["array_index"]))
             continue
-        group = Job(job.facts, [int(job.facts["array_index"])])
+        group = QueueLine(job.facts, [int(job.facts["array_index"])])
         groups[key] = group
         lines.append(group)
     for group in groups.values():

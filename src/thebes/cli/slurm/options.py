@@ -1,4 +1,4 @@
-"""Command lines as getopt_long reads them: short options in clusters, long ones by any unambiguous beginning."""
+"""A reader of command lines as getopt_long reads them: short options may be joined, long ones may be shortened."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-NONE, NEEDED, MAYBE = "", "=", "?"  # whether an option takes a value
+from thebes.jobspec.slurm_options import MAYBE, NEEDED, NONE, Option
 
 
 class Stop(Exception):  # noqa: N818 - an end, not always an error
-    """The command ends here: these words on stderr, and this exit code."""
+    """The command ends with this exit code, after this text on stderr."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -19,19 +19,9 @@ class Stop(Exception):  # noqa: N818 - an end, not always an error
         self.code = code
 
 
-@dataclass(frozen=True)
-class Option:
-    """One option. `unsupported` says why it stops the command; `unused` that it changes nothing here."""
-
-    short: str = ""
-    takes: str = NONE
-    unused: bool = False
-    unsupported: str = ""
-
-
 @dataclass
-class Given:
-    """What was on a command line: options in order, as (long name, value), and the rest."""
+class GivenOptions:
+    """What a command line holds: options in order, as (long name, value), and the other words."""
 
     options: list[tuple[str, str]] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
@@ -41,19 +31,19 @@ class Given:
         return any(option == name for option, _ in self.options)
 
     def get(self, name: str) -> str | None:
-        """The last value given: it counts."""
+        """The last value given, because the last one counts."""
         return next((value for option, value in reversed(self.options) if option == name), None)
 
     def listed(self, name: str) -> list[str]:
-        """A value as a list of words with commas between; of several, the last counts."""
+        """A value that lists words between commas. If the option was given several times, the last one counts."""
         return [word for word in (self.get(name) or "").split(",") if word]
 
 
 def parse(
     command: str, words: Sequence[str], known: Mapping[str, Option], *, mixed: bool = True, code: int = 1
-) -> Given:
-    """Read options up to the first other word, or (mixed) wherever they stand. `code` is for what is not understood."""
-    given = Given()
+) -> GivenOptions:
+    """Read options up to the first other word, or (mixed) wherever they stand. `code` is the exit code of an error."""
+    given = GivenOptions()
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -72,7 +62,9 @@ def parse(
     return given
 
 
-def _long(command: str, word: str, rest: list[str], known: Mapping[str, Option], given: Given, code: int) -> None:
+def _long(
+    command: str, word: str, rest: list[str], known: Mapping[str, Option], given: GivenOptions, code: int
+) -> None:
     name, equals, value = word[2:].partition("=")
     full = name if name in known else None
     if full is None:
@@ -93,7 +85,9 @@ def _long(command: str, word: str, rest: list[str], known: Mapping[str, Option],
     take(command, full, value, f"--{full}", known, given)
 
 
-def _short(command: str, word: str, rest: list[str], known: Mapping[str, Option], given: Given, code: int) -> None:
+def _short(
+    command: str, word: str, rest: list[str], known: Mapping[str, Option], given: GivenOptions, code: int
+) -> None:
     names = {option.short: name for name, option in known.items() if option.short}
     letters = word[1:]
     while letters:
@@ -111,8 +105,8 @@ def _short(command: str, word: str, rest: list[str], known: Mapping[str, Option]
         take(command, name, value, f"-{letter}", known, given)
 
 
-def take(command: str, name: str, value: str, shown: str, known: Mapping[str, Option], given: Given) -> None:
-    """Note an option; or refuse it; or remember that it is not used."""
+def take(command: str, name: str, value: str, shown: str, known: Mapping[str, Option], given: GivenOptions) -> None:
+    """Note an option, refuse it, or remember that it is not used."""
     option = known[name]
     if option.unsupported:
         raise Stop(f"{command}: error: {shown} is not supported by Thebes: {option.unsupported}. Nothing was done.")
@@ -127,7 +121,7 @@ def _not_understood(command: str, problem: str, code: int) -> Stop:
 
 
 def warn_of_unused(command: str, unused: Sequence[str]) -> None:
-    """One line about all options that change nothing here."""
+    """Print one line about all options that change nothing here."""
     if unused:
         plural = "are" if len(set(unused)) > 1 else "is"
         print(f"{command}: warning: {', '.join(dict.fromkeys(unused))} {plural} not used by Thebes.", file=sys.stderr)
@@ -156,7 +150,7 @@ def help_text(command: str, about: str, known: Mapping[str, Option]) -> str:
 
 
 def folded(names: Sequence[str]) -> str:
-    """Node names as Slurm writes them: n[0-3,7],login. Zeros in front are kept: n[08-11]."""
+    """Node names as Slurm writes them, such as n[0-3,7],login. Leading zeros are kept, as in n[08-11]."""
     groups: dict[tuple[str, int], list[int]] = {}
     order: list[tuple[str, int] | str] = []
     for name in sorted(names, key=natural):
@@ -167,7 +161,7 @@ def folded(names: Sequence[str]) -> str:
         digits = found[2]
         key = (found[1], len(digits) if digits.startswith("0") and len(digits) > 1 else 0)
         if key not in groups:
-            # n[8-11] is one list, n[08-11] too: numbers of one width join those with zeros in front.
+            # Both n[8-11] and n[08-11] are one list: numbers join those with leading zeros if they are equally wide.
             padded = (found[1], len(digits))
             key = padded if padded in groups else key
         if key not in groups:
@@ -186,7 +180,7 @@ def folded(names: Sequence[str]) -> str:
 
 
 def ranges(numbers: Sequence[int], width: int = 0) -> str:
-    """0-3,7 of sorted numbers."""
+    """Sorted numbers as ranges, such as 0-3,7."""
     parts: list[str] = []
     row = 0
     while row < len(numbers):
@@ -200,7 +194,7 @@ def ranges(numbers: Sequence[int], width: int = 0) -> str:
 
 
 def natural(name: str) -> list[tuple[bool, int, str]]:
-    """A sorting key: n2 before n10."""
+    """A sorting key that puts n2 before n10."""
     return [(word.isdigit(), int(word) if word.isdigit() else 0, word) for word in re.split(r"(\d+)", name) if word]
 
 

@@ -1,4 +1,4 @@
-"""sbatch: a script with its #SBATCH lines, the environment's SBATCH_ variables and the command line become a job.
+"""sbatch makes a job of a script with its #SBATCH lines, the environment's SBATCH_ variables and the command line.
 
 As with Slurm, output goes to slurm-JOB.out in the work directory unless -o says otherwise. A job that was preempted and
 starts again goes on in the same file.
@@ -17,127 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from thebes.cli.slurm.formats import clock
 from thebes.cli.slurm.jobs import PARTITION, SUBMITTED
-from thebes.cli.slurm.options import MAYBE, NEEDED, Given, Option, Stop, parse, take, warn_of_unused
+from thebes.cli.slurm.options import GivenOptions, Stop, parse, take, warn_of_unused
+from thebes.jobspec.slurm_options import GPU_OPTIONS, OPTIONS
 from thebes.model.errors import UserError
 
 if TYPE_CHECKING:
-    from thebes.server.jobfile import Merged
-    from thebes.server.sbatch import Directive
+    from thebes.jobspec.merge import Merged
+    from thebes.jobspec.sbatch import Directive
 
-GPUS_ONLY = "Thebes gives out GPUs"
-PLACES = "the policy decides which nodes a job gets"
-ONE = "it is one cluster"
-UNUSED = Option("", NEEDED, unused=True)
-
-OPTIONS = {
-    # understood
-    "account": Option("A", NEEDED),
-    "array": Option("a", NEEDED),
-    "chdir": Option("D", NEEDED),
-    "dependency": Option("d", NEEDED),
-    "error": Option("e", NEEDED),
-    "export": Option("", NEEDED),
-    "gpus": Option("G", NEEDED),
-    "gpus-per-node": Option("", NEEDED),
-    "gpus-per-task": Option("", NEEDED),
-    "gres": Option("", NEEDED),
-    "help": Option("h"),
-    "hold": Option("H"),
-    "input": Option("i", NEEDED),
-    "job-name": Option("J", NEEDED),
-    "nodes": Option("N", NEEDED),
-    "ntasks": Option("n", NEEDED),
-    "ntasks-per-node": Option("", NEEDED),
-    "open-mode": Option("", NEEDED),
-    "output": Option("o", NEEDED),
-    "parsable": Option(),
-    "quiet": Option("Q"),
-    "requeue": Option(),
-    "signal": Option("", NEEDED),
-    "test-only": Option(),
-    "time": Option("t", NEEDED),
-    "usage": Option(),
-    "version": Option("V"),
-    "wait": Option("W"),
-    "wrap": Option("", NEEDED),
-    # of no consequence here: how much of the CPU and memory of a node, whom to write to, in which line to stand
-    "acctg-freq": UNUSED,
-    "comment": UNUSED,
-    "cores-per-socket": UNUSED,
-    "cpus-per-gpu": UNUSED,
-    "cpus-per-task": Option("c", NEEDED, unused=True),
-    "export-file": Option("", NEEDED, unsupported="use --export"),
-    "extra": UNUSED,
-    "extra-node-info": Option("B", NEEDED, unused=True),
-    "gpu-bind": UNUSED,
-    "hint": UNUSED,
-    "kill-on-invalid-dep": UNUSED,
-    "mail-type": UNUSED,
-    "mail-user": UNUSED,
-    "mem": UNUSED,
-    "mem-bind": UNUSED,
-    "mem-per-cpu": UNUSED,
-    "mem-per-gpu": UNUSED,
-    "mincpus": UNUSED,
-    "nice": Option("", MAYBE, unused=True),
-    "ntasks-per-core": UNUSED,
-    "ntasks-per-gpu": Option("", NEEDED, unsupported="a script runs once on each node; start ranks with torchrun"),
-    "ntasks-per-socket": UNUSED,
-    "partition": Option("p", NEEDED, unused=True),
-    "priority": UNUSED,
-    "profile": UNUSED,
-    "propagate": Option("", MAYBE, unused=True),
-    "qos": Option("q", NEEDED, unused=True),
-    "sockets-per-node": UNUSED,
-    "threads-per-core": UNUSED,
-    "tmp": UNUSED,
-    "verbose": Option("v", unused=True),
-    "wait-all-nodes": UNUSED,
-    "wckey": UNUSED,
-    # would change what runs, where or when
-    "batch": Option("", NEEDED, unsupported=PLACES),
-    "bb": Option("", NEEDED, unsupported="there are no burst buffers"),
-    "bbf": Option("", NEEDED, unsupported="there are no burst buffers"),
-    "begin": Option("b", NEEDED, unsupported="submit it when it may run, or make it depend on a job"),
-    "cluster-constraint": Option("", NEEDED, unsupported=ONE),
-    "clusters": Option("M", NEEDED, unsupported=ONE),
-    "constraint": Option("C", NEEDED, unsupported="name a GPU type: --gres=gpu:TYPE:N"),
-    "container": Option("", NEEDED, unsupported="start the container in the script"),
-    "contiguous": Option("", unsupported=PLACES),
-    "core-spec": Option("S", NEEDED, unsupported=GPUS_ONLY),
-    "cpu-freq": Option("", NEEDED, unsupported=GPUS_ONLY),
-    "deadline": Option("", NEEDED, unsupported="use --time"),
-    "delay-boot": Option("", NEEDED, unsupported="nodes are not booted"),
-    "distribution": Option("m", NEEDED, unsupported="ranks follow the topology"),
-    "exclude": Option("x", NEEDED, unsupported=PLACES),
-    "exclusive": Option("", MAYBE, unsupported="GPUs are always a job's own; for whole nodes ask for all their GPUs"),
-    "get-user-env": Option("", MAYBE, unsupported="use --export"),
-    "gid": Option("", NEEDED, unsupported="a job runs as who submits it"),
-    "gpu-freq": Option("", NEEDED, unsupported="GPUs run at their own speed"),
-    "gpus-per-socket": Option("", NEEDED, unsupported="use --gpus-per-node"),
-    "ignore-pbs": Option("", unused=True),
-    "licenses": Option("L", NEEDED, unsupported="there are no licenses"),
-    "network": Option("", NEEDED, unsupported=PLACES),
-    "no-kill": Option("k", MAYBE, unsupported="a job that loses a node is started again"),
-    "no-requeue": Option("", unsupported="a job may be preempted and is then started again"),
-    "nodefile": Option("F", NEEDED, unsupported=PLACES),
-    "nodelist": Option("w", NEEDED, unsupported=PLACES),
-    "overcommit": Option("O", unsupported=GPUS_ONLY),
-    "oversubscribe": Option("s", unsupported="`thebes submit --pack` lets jobs share a GPU"),
-    "power": Option("", NEEDED, unsupported="power is not managed"),
-    "prefer": Option("", NEEDED, unsupported=PLACES),
-    "reboot": Option("", unsupported="nodes are not booted"),
-    "reservation": Option("", NEEDED, unsupported="there are no reservations"),
-    "spread-job": Option("", unsupported=PLACES),
-    "switches": Option("", NEEDED, unsupported=PLACES),
-    "thread-spec": Option("", NEEDED, unsupported=GPUS_ONLY),
-    "time-min": Option("", NEEDED, unsupported="use --time"),
-    "tres-per-task": Option("", NEEDED, unsupported="use --gpus-per-task"),
-    "uid": Option("", NEEDED, unsupported="a job runs as who submits it"),
-    "use-min-nodes": Option("", unused=True),
-}
 ABOUT = "sbatch of Thebes: sbatch [OPTIONS] SCRIPT [ARG…] | sbatch [OPTIONS] --wrap=COMMAND"
-GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 FROM_ENVIRONMENT = {
     "SBATCH_ACCOUNT": "account", "SBATCH_ARRAY_INX": "array", "SBATCH_CLUSTERS": "clusters",
     "SBATCH_CONSTRAINT": "constraint", "SBATCH_EXCLUSIVE": "exclusive", "SBATCH_EXPORT": "export",
@@ -152,7 +40,7 @@ NOT_UNDERSTOOD = 255  # Slurm's exit code for a command line that makes no sense
 
 @dataclass
 class Wanted:
-    """Options from all sources, the later ones last, and how to name each in a message."""
+    """Options from all sources, the later ones last, with the name of each for messages."""
 
     options: list[Directive] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
@@ -164,7 +52,7 @@ class Wanted:
         return self.get(name) is not None
 
     def add(self, found: Iterable[Directive]) -> None:
-        """A source: where it counts GPUs in its own way, the way of earlier sources is dropped."""
+        """Add a source. If it counts GPUs in a way of its own, the counts of earlier sources are dropped."""
         more = list(found)
         if any(one.option in GPU_OPTIONS for one in more):
             self.options = [one for one in self.options if one.option not in GPU_OPTIONS]
@@ -179,7 +67,7 @@ def sbatch(connect: Callable[[], Any], words: list[str]) -> int:
     try:
         merged = job_of(wanted, text, name, tuple(given.words[1:]))
     except UserError as error:
-        raise Stop(_told(error), NOT_UNDERSTOOD) from None
+        raise Stop(_error_text(error), NOT_UNDERSTOOD) from None
     warn_of_unused("sbatch", wanted.unused)
     for note in merged.notes:
         print(f"sbatch: note: {note}", file=sys.stderr)
@@ -198,11 +86,11 @@ def sbatch(connect: Callable[[], Any], words: list[str]) -> int:
         return int(ended["exit_code"] or failed) & 0xFF
 
 
-def _told(error: UserError) -> str:
+def _error_text(error: UserError) -> str:
     return f"sbatch: error: {error.message}" + (f"\n  → {error.hint}" if error.hint else "")
 
 
-def _script(given: Given) -> tuple[str, str]:
+def _script(given: GivenOptions) -> tuple[str, str]:
     """The text to run, and what to call it."""
     command = given.get("wrap")
     if command is not None:
@@ -230,14 +118,14 @@ def _script(given: Given) -> tuple[str, str]:
     return text, name
 
 
-def wanted_of(given: Given, text: str, name: str) -> Wanted:
-    from thebes.server.sbatch import Directive, directives
+def wanted_of(given: GivenOptions, text: str, name: str) -> Wanted:
+    from thebes.jobspec.sbatch import Directive, directives
 
     wanted = Wanted()
     try:
         listed = list(directives(text, name))
     except UserError as error:
-        raise Stop(_told(error), NOT_UNDERSTOOD) from None
+        raise Stop(_error_text(error), NOT_UNDERSTOOD) from None
     wanted.add(_checked(listed, wanted))
     from_environment = [
         Directive(option, value, variable)
@@ -251,14 +139,14 @@ def wanted_of(given: Given, text: str, name: str) -> Wanted:
 
 
 def _checked(found: Iterable[Directive], wanted: Wanted) -> list[Directive]:
-    """Options of a script or the environment, held against those that there are."""
+    """Options of a script or of the environment, after a check that they exist."""
     kept: list[Directive] = []
     for one in found:
         if one.option not in OPTIONS:
             shown = f"-{one.option}" if len(one.option) == 1 else f"--{one.option}"
             problem = f"sbatch: unrecognized option '{shown}' ({one.place.partition(': ')[0]})"
             raise Stop(f'{problem}\nTry "sbatch --help" for more information', NOT_UNDERSTOOD)
-        noted = Given()
+        noted = GivenOptions()
         take("sbatch", one.option, one.value, one.place, OPTIONS, noted)
         wanted.unused += [f"--{one.option}" for _ in noted.unused]
         kept += [one for _ in noted.options]
@@ -266,9 +154,10 @@ def _checked(found: Iterable[Directive], wanted: Wanted) -> list[Directive]:
 
 
 def job_of(wanted: Wanted, text: str, name: str, arguments: tuple[str, ...]) -> Merged:
-    from thebes.server.jobfile import Given as Value
-    from thebes.server.jobfile import merge, text_of
-    from thebes.server.sbatch import UNDERSTOOD, parse_script
+    from thebes.jobspec.draft import Given as Value
+    from thebes.jobspec.draft import text_of
+    from thebes.jobspec.merge import merge
+    from thebes.jobspec.sbatch import UNDERSTOOD, parse_script
 
     options = [one for one in wanted.options if one.option in UNDERSTOOD]
     cwd = Path.cwd()
@@ -289,7 +178,7 @@ def job_of(wanted: Wanted, text: str, name: str, arguments: tuple[str, ...]) -> 
 
 
 def _redirected(command: list[str], wanted: Wanted, name: str, script: str) -> list[str]:
-    """The command with its output where sbatch would put it. bash becomes the command: its process stays the same."""
+    """The command with its output where sbatch would put it. bash execs the command, so the process stays the same."""
     mode = wanted.get("open-mode") or "truncate"
     if mode not in ("append", "truncate", "a", "t"):
         raise UserError(f"--open-mode: '{mode}' is neither append nor truncate.")
@@ -299,9 +188,9 @@ def _redirected(command: list[str], wanted: Wanted, name: str, script: str) -> l
     lines.append("[[ $o == /* ]] || o=$PWD/$o; [[ ! $e || $e == /* ]] || e=$PWD/$e")
     lines.append('echo "sbatch: output goes to $o${e:+, errors to $e}"')
     if mode in ("truncate", "t"):
-        # A later start goes on in the same file: what the job said before it was preempted stays.
+        # A later start goes on in the same file, so that what the job printed before its preemption stays.
         lines.append('if [ "$THEBES_INCARNATION.$NODE_RANK" = 1.0 ]; then : >"$o"; [ -z "$e" ] || : >"$e"; fi')
-    if wanted.has("array"):  # a script of bash gets it from its own first line, others from here
+    if wanted.has("array"):  # a bash script gets this from its own first line, other programs get it here
         lines.append("export SLURM_ARRAY_TASK_ID=$THEBES_ARRAY_INDEX")
     if wanted.has("input"):
         lines.append(f"exec <{_file(wanted.get('input'), name)} || exit 1")
@@ -311,11 +200,11 @@ def _redirected(command: list[str], wanted: Wanted, name: str, script: str) -> l
 
 
 def _file(pattern: str | None, name: str) -> str:
-    """A name with Slurm's % marks as an expression of bash, to be worked out where the job runs."""
+    """A file name with Slurm's % marks as an expression of bash, which is evaluated where the job runs."""
     text = pattern or ""
     if not text or "\0" in text or "\n" in text:
         raise UserError(f"'{text}' is not the name of a file for output.")
-    if "\\" in text:  # Slurm's way to say that nothing shall be replaced
+    if "\\" in text:  # a backslash is Slurm's way to say that nothing is to be replaced
         return shlex.quote(text.replace("\\", ""))
     from getpass import getuser
 
@@ -343,12 +232,12 @@ def _file(pattern: str | None, name: str) -> str:
 
 
 def _submit(client: Any, merged: Merged) -> Any:
-    from thebes.server.jobfile import check
+    from thebes.jobspec.merge import check
 
     try:
         return client.submit_spec(merged.fields)
     except UserError:
-        check(merged)  # says in which line the fault lies
+        check(merged)  # it says in which line the fault lies
         raise
 
 

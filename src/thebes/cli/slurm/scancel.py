@@ -1,4 +1,4 @@
-"""scancel: end jobs by id, or all that fit a filter."""
+"""scancel ends jobs by id, or all jobs that fit a filter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from thebes.cli.slurm.jobs import ALIVE, PARTITION, ids_of, load, split_ids
-from thebes.cli.slurm.options import NEEDED, Option, Stop, parse, warn_of_unused
+from thebes.cli.slurm.options import Stop, parse, warn_of_unused
+from thebes.jobspec.slurm_options import NEEDED, Option
 
 SIGNAL = "a job is ended with its notice and its grace; `thebes preempt` sends the notice alone"
 OPTIONS = {
@@ -100,7 +101,7 @@ def _end(client: Any, targets: list[str], given: Any) -> int:
         except ServerError as error:
             if error.status == 0:
                 raise
-            done = error.status in (404, 409)  # as Slurm, which does not count these as a failure
+            done = error.status in (404, 409)  # Slurm does not count these as failures either
             failed = failed or not done
             if not given.has("quiet"):
                 why = "Invalid job id specified" if error.status == 404 else error.message

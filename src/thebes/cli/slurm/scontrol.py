@@ -1,4 +1,4 @@
-"""scontrol: show job, show node, hold, release, requeue. What else it does belongs to `thebes` commands."""
+"""scontrol: show job, show node, hold, release, requeue. For all else that Slurm's can do, there is `thebes`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from thebes.cli.slurm.formats import clock, long_span
-from thebes.cli.slurm.jobs import PARTITION, STATES, Job, ids_of, split_ids
-from thebes.cli.slurm.options import Option, Stop, folded, natural, parse, unfolded, warn_of_unused
+from thebes.cli.slurm.jobs import PARTITION, STATES, QueueLine, ids_of, split_ids
+from thebes.cli.slurm.options import Stop, folded, natural, parse, unfolded, warn_of_unused
 from thebes.cli.slurm.sinfo import STATES as NODE_STATES
 from thebes.cli.slurm.sinfo import gres_of, state_of
+from thebes.jobspec.slurm_options import Option
 
 OPTIONS = {
     "all": Option("a", unused=True),
@@ -131,7 +132,7 @@ def _jobs(client: Any, name: str | None) -> list[list[str]]:
 
 
 def _job(found: dict[str, Any]) -> list[str]:
-    job, spec = Job(found, details=found), found["spec"]
+    job, spec = QueueLine(found, details=found), found["spec"]
     array = f" ArrayJobId={found['array_id']} ArrayTaskId={found['array_index']}" if found["array_id"] else ""
     array += f" ArrayTaskThrottle={spec['array_limit']}" if spec.get("array_limit") else ""
     code = found["exit_code"] or 0

@@ -1,4 +1,4 @@
-"""sinfo: the nodes by their state, in Slurm's table. A node's state is that of its GPUs."""
+"""sinfo shows the nodes by state, in Slurm's table. The state of a node follows from that of its GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from thebes.cli.slurm.formats import Field, Piece, lines_of, parse_format
 from thebes.cli.slurm.jobs import PARTITION
-from thebes.cli.slurm.options import NEEDED, Option, Stop, folded, natural, parse, unfolded, warn_of_unused
+from thebes.cli.slurm.options import Stop, folded, natural, parse, unfolded, warn_of_unused
+from thebes.jobspec.slurm_options import NEEDED, Option
 
 DEFAULT = "%9P %.5a %.10l %.6D %.6t %N"
 LONG = "%9P %.5a %.10l %.10s %.4r %.8h %.10g %.6D %.11T %N"
@@ -18,7 +19,7 @@ NODES_LONG = "%{0}N %.6D %.9P %.11T %4c %.8z %.6m %.8d %.6w %.8f %20E"
 SUMMARY = "%9P %.5a %.10l %.16F %N"
 REASONS = "%20E %9u %19H %N"
 
-# Short state: long one, and the number by which sinfo sorts (drained before mixed before allocated before idle).
+# For each short state: the long one, and the number by which sinfo sorts (drained, mixed, allocated, then idle).
 STATES = {
     "down*": ("down*", 0x401),
     "drng": ("draining", 0x203),
@@ -27,7 +28,7 @@ STATES = {
     "alloc": ("allocated", 3),
     "idle": ("idle", 2),
 }
-# What -t may name, beside the states above. Of these no node of Thebes ever is.
+# Further states that -t may name. No node of Thebes is ever in one of them.
 WORDS = {
     "down": {"down*"}, "no_respond": {"down*"}, "draining": {"drng"}, "drng": {"drng"}, "drained": {"drain"},
     "drain": {"drain", "drng"}, "mixed": {"mix"}, "mix": {"mix"}, "allocated": {"alloc", "mix"},
@@ -70,8 +71,8 @@ ABOUT = "sinfo of Thebes: the nodes and their state."
 
 
 @dataclass(frozen=True)
-class Group:
-    """Nodes in one line; none at all in the line of an empty partition."""
+class SinfoLine:
+    """Nodes that share a line; the line of an empty partition has no nodes."""
 
     nodes: tuple[dict[str, Any], ...]
 
@@ -81,7 +82,7 @@ class Group:
 
 
 def state_of(node: dict[str, Any]) -> str:
-    """idle, mix, alloc, drain, drng or down*."""
+    """The state of a node: idle, mix, alloc, drain, drng or down*."""
     if not node["alive"]:
         return "down*"
     busy, total = node["gpus_busy"], node["gpus_total"]
@@ -91,19 +92,19 @@ def state_of(node: dict[str, Any]) -> str:
 
 
 def gres_of(node: dict[str, Any]) -> str:
-    """gpu:a100:8 as far as the type can be a word of Slurm's."""
+    """GPUs in Slurm's notation, such as gpu:a100:8; the type is left out if it cannot be a word of Slurm's."""
     names = {str(gpu.get("name") or "") for gpu in node["gpus"]} if node["gpus"] else set()
     kind = names.pop().lower().replace(" ", "_") if len(names) == 1 else ""
     virtual = any(gpu.get("virtual") for gpu in node["gpus"])
     return f"gpu:{kind + ':' if kind and not virtual else ''}{node['gpus_total']}"
 
 
-def _same(group: Group, show: Callable[[dict[str, Any]], str]) -> str:
+def _same(group: SinfoLine, show: Callable[[dict[str, Any]], str]) -> str:
     found = sorted({show(node) for node in group.nodes}, key=natural)
     return found[0] + ("+" if len(found) > 1 else "") if found else ""
 
 
-def _counts(group: Group) -> tuple[int, int, int, int]:
+def _counts(group: SinfoLine) -> tuple[int, int, int, int]:
     states = [state_of(node) for node in group.nodes]
     used = sum(state in ("mix", "alloc", "drng") for state in states)
     idle = states.count("idle")
@@ -154,7 +155,7 @@ def sinfo(connect: Callable[[], Any], words: list[str]) -> int:
     states = _states(given.listed("states")) if given.has("states") else None
     hosts = _hosts(given.get("nodes"))
     if given.get("format") is not None:
-        parse_format("sinfo", given.get("format") or "", FIELDS)  # a fault in it is told before anything else
+        parse_format("sinfo", given.get("format") or "", FIELDS)  # a fault in the format is told before anything else
     with connect() as client:
         nodes = client.nodes()
     shown = [
@@ -167,7 +168,7 @@ def sinfo(connect: Callable[[], Any], words: list[str]) -> int:
         and (not given.has("list-reasons") or state_of(node) in ("down*", "drng", "drain"))
     ]
     if given.has("partition") and PARTITION not in given.listed("partition"):
-        groups: list[Group] = []
+        groups: list[SinfoLine] = []
     else:
         groups = groups_of(given, shown)
     if given.has("long") and not given.has("noheader"):
@@ -193,11 +194,11 @@ def pieces_for(given: Any, nodes: Sequence[dict[str, Any]]) -> list[Piece]:
     return parse_format("sinfo", text, FIELDS)
 
 
-def groups_of(given: Any, nodes: Sequence[dict[str, Any]]) -> list[Group]:
+def groups_of(given: Any, nodes: Sequence[dict[str, Any]]) -> list[SinfoLine]:
     if given.has("Node"):
-        return [Group((node,)) for node in sorted(nodes, key=lambda node: natural(node["name"]))]
+        return [SinfoLine((node,)) for node in sorted(nodes, key=lambda node: natural(node["name"]))]
     if given.has("summarize"):
-        return [Group(tuple(nodes))]
+        return [SinfoLine(tuple(nodes))]
     by_kind: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for node in nodes:
         apart = [state_of(node)]
@@ -206,9 +207,9 @@ def groups_of(given: Any, nodes: Sequence[dict[str, Any]]) -> list[Group]:
         elif "%" in (given.get("format") or "") and any(mark in (given.get("format") or "") for mark in ("G", "E")):
             apart += [gres_of(node), str(node["reason"])]
         by_kind.setdefault(tuple(apart), []).append(node)
-    groups = [Group(tuple(members)) for members in by_kind.values()]
+    groups = [SinfoLine(tuple(members)) for members in by_kind.values()]
     groups.sort(key=lambda group: -STATES[group.state][1])
-    return groups or ([] if given.has("list-reasons") else [Group(())])
+    return groups or ([] if given.has("list-reasons") else [SinfoLine(())])
 
 
 def _states(words: Sequence[str]) -> set[str]:

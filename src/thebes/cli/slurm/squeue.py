@@ -1,4 +1,4 @@
-"""squeue: the jobs that wait and run, in Slurm's table."""
+"""squeue shows the waiting and running jobs, in Slurm's table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thebes.cli.slurm.jobs import (
     ALIVE,
     PARTITION,
     STATES,
-    Job,
+    QueueLine,
     add_details,
     ids_of,
     load,
@@ -22,7 +22,8 @@ from thebes.cli.slurm.jobs import (
     states_of,
     together,
 )
-from thebes.cli.slurm.options import MAYBE, NEEDED, Option, Stop, natural, parse, ranges, unfolded, warn_of_unused
+from thebes.cli.slurm.options import Stop, natural, parse, ranges, unfolded, warn_of_unused
+from thebes.jobspec.slurm_options import MAYBE, NEEDED, Option
 
 DEFAULT = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 LONG = "%.18i %.9P %.8j %.8u %.8T %.10M %.9l %.6D %R"
@@ -68,7 +69,7 @@ OPTIONS = {
 ABOUT = "squeue of Thebes: the jobs that wait and run."
 
 
-def _ended(job: Job) -> str:
+def _ended(job: QueueLine) -> str:
     if job.facts["end_s"] is not None:
         return clock(job.facts["end_s"])
     started_s = job.started_s()
@@ -77,22 +78,22 @@ def _ended(job: Job) -> str:
     return clock(None if started_s is None else started_s + job.limit_s)
 
 
-def _left(job: Job) -> str:
+def _left(job: QueueLine) -> str:
     return span(None if job.limit_s is None else max(0.0, job.limit_s - job.ran_s()))
 
 
-def _where(job: Job) -> str:
+def _where(job: QueueLine) -> str:
     if job.waits or job.state in ("failed", "timeout"):
         return f"({job.reason()})"
     return job.node_names()
 
 
-def _each_node(job: Job) -> str:
+def _each_node(job: QueueLine) -> str:
     kind = job.spec.get("gpu_type")
     return f"gres:gpu:{kind + ':' if kind else ''}{job.facts['gpus'] // job.nodes()}"
 
 
-def _index(job: Job) -> str:
+def _index(job: QueueLine) -> str:
     if job.indices:
         return ranges(job.indices)
     return "N/A" if job.facts["array_index"] is None else str(job.facts["array_index"])
@@ -143,7 +144,7 @@ LONG_NAMES = {
     "prioritylong": "Q", "dependency": "E", "workdir": "Z", "command": "o", "schednodes": "Y", "qos": "q",
 }  # fmt: skip
 NEEDS_DETAILS = set("lLebEZo")
-SORTS: dict[str, Callable[[Job], Any]] = {
+SORTS: dict[str, Callable[[QueueLine], Any]] = {
     "i": lambda job: natural(job.id),
     "j": lambda job: str(job.facts["name"] or ""),
     "u": lambda job: job.facts["user"],
@@ -202,13 +203,13 @@ def _show(client: Any, given: Any, pieces: Sequence[Piece]) -> None:
         print(line)
 
 
-def _has_a_past(job: Job, letters: set[str]) -> bool:
-    """Started more than once, or ended: only the job itself tells when it began last, and where it was."""
+def _has_a_past(job: QueueLine, letters: set[str]) -> bool:
+    """Whether a job started more than once or ended, so that lists do not tell when it last began, and where."""
     again = job.facts["incarnation"] > 1 and not job.waits and letters & set("MLSe")
     return bool(again) or (bool(job.facts["end_s"] and job.facts["incarnation"]) and bool(letters & set("RNMB")))
 
 
-def _chosen(client: Any, given: Any) -> list[Job]:
+def _chosen(client: Any, given: Any) -> list[QueueLine]:
     states: set[str] = states_of("squeue", given.listed("states")) if given.has("states") else set[str](ALIVE)
     if given.has("start"):
         states &= {"queued", "held"}
@@ -230,7 +231,7 @@ def _chosen(client: Any, given: Any) -> list[Job]:
         jobs = load(client, states, user=user, name=names[0] if len(names) == 1 else None)
     hosts = hosts_of(given.get("nodelist"))
 
-    def passes(job: Job) -> bool:
+    def passes(job: QueueLine) -> bool:
         facts = job.facts
         return (
             (not users or facts["user"] in users)
@@ -255,7 +256,7 @@ def _may_be_a_name(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name) is not None
 
 
-def sorted_jobs(jobs: list[Job], order: str) -> list[Job]:
+def sorted_jobs(jobs: list[QueueLine], order: str) -> list[QueueLine]:
     held_last = [job for job in jobs if job.state != "held"] + [job for job in jobs if job.state == "held"]
     for word in reversed(order.split(",")):
         down, letter = word.startswith("-"), word.lstrip("+-").strip()
@@ -265,7 +266,7 @@ def sorted_jobs(jobs: list[Job], order: str) -> list[Job]:
     return held_last
 
 
-def as_json(job: Job) -> dict[str, Any]:
+def as_json(job: QueueLine) -> dict[str, Any]:
     facts = job.facts
     return {
         "job_id": job.id,

@@ -1,6 +1,6 @@
-"""The plan book: for every model and allocation the fastest plan that fits (Rubick, arXiv 2408.08586).
+"""The plan book gives, for every model and allocation, the fastest plan that fits (Rubick, arXiv 2408.08586).
 
-Pure and cached by content: two books about the same model on the same site share what they have worked out, so that a
+It is pure, and cached by content: two books about the same model on the same site share what they have worked out, so a
 refit of one model costs nothing for the others. All candidates of an allocation are weighed in one NumPy pass.
 """
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from thebes.model.arrays import Floats, Ints
 from thebes.model.plan import DP, FAMILIES, NO_ZERO, OFFLOAD, SPLIT, ZERO, ZERO_DP, ZERO_OFFLOAD, Plan
 from thebes.perf.plans.memory import Memories, memories, memory
 from thebes.perf.plans.site import Site
@@ -23,13 +24,11 @@ from thebes.perf.plans.transformer import Transformer
 if TYPE_CHECKING:
     from thebes.perf.plans.fit import Sample
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Number = TypeVar("Number", bound=np.generic)
+Element = TypeVar("Element", bound=np.generic)
 
 OBSTACLES = ("family", "batch", "heads", "layers", "nodes", "CPUs", "GPU memory", "host memory")
-MOST_DP, MOST_CUT = (1 << 14) - 1, (1 << 10) - 1  # what the code of a plan has room for: dp; tp and pp
-NEAR_EQUAL = 0.99  # the 1 % rule
+MOST_DP, MOST_CUT = (1 << 14) - 1, (1 << 10) - 1  # the code of a plan has room for this dp, and for this tp and pp
+NEAR_EQUAL = 0.99  # for the 1 % rule
 MODELS_REMEMBERED = 4096
 
 
@@ -41,14 +40,14 @@ class Outlook(NamedTuple):
     samples_s: float
     gpu_gib: float
     host_gib: float
-    wire_s: float  # part of an iteration that is traffic between nodes
+    wire_s: float  # the part of an iteration that is traffic between nodes
 
 
-class Curve(NamedTuple):
+class PlanCurve(NamedTuple):
     """Throughput by GPUs (row, from 0) and CPUs per GPU (column, from 0), each on the fewest nodes.
 
-    0 where no plan uses exactly that many GPUs or where a node has not that many CPUs. `gpus_for` and `cpus_for` are
-    the cheapest near-equal allocation by the 1 % rule; 0 where nothing fits.
+    An entry is 0 where no plan uses exactly that many GPUs, or where a node does not have that many CPUs. `gpus_for`
+    and `cpus_for` are the cheapest near-equal allocation by the 1 % rule; 0 where nothing fits.
     """
 
     samples_s: Floats
@@ -57,14 +56,14 @@ class Curve(NamedTuple):
 
 
 class Rejection(NamedTuple):
-    """Why a plan cannot run: what stands in its way, and the sentence for people."""
+    """Why a plan cannot run: the obstacle, and a sentence for people."""
 
     obstacle: str  # one of OBSTACLES
     words: str
 
 
 class Candidates(NamedTuple):
-    """The plans on so many GPUs that divide batch, heads and layers; what they need and which of them fit."""
+    """The plans on so many GPUs that divide batch, heads and layers; what they need, and which of them fit."""
 
     plans: PlanArrays
     memory: Memories
@@ -72,7 +71,7 @@ class Candidates(NamedTuple):
 
 
 class _Page:
-    """What is known about one model on one site; grows as it is asked."""
+    """What is known about one model on one site; it grows with the questions."""
 
     def __init__(self, model: Transformer, site: Site) -> None:
         self.model = model
@@ -81,7 +80,7 @@ class _Page:
         self.candidates: dict[int, Candidates] = {}
         self.best: dict[tuple[int, int, int, tuple[int, int, int, bool] | None], Outlook | None] = {}
         self.of: dict[tuple[int, int, int], Outlook | None] = {}
-        self.curves: dict[tuple[int, int, tuple[int, int, int, bool] | None], Curve] = {}
+        self.curves: dict[tuple[int, int, tuple[int, int, int, bool] | None], PlanCurve] = {}
 
     def found(self, gpus: int) -> Candidates:
         if gpus not in self.candidates:
@@ -101,22 +100,22 @@ class PlanBook:
     models: tuple[Transformer, ...]
     site: Site
     gpus: int = 64
-    _pages: tuple[_Page, ...] = field(init=False, repr=False, compare=False)
+    pages: tuple[_Page, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_pages", tuple(_page(model, self.site) for model in self.models))
+        object.__setattr__(self, "pages", tuple(_page(model, self.site) for model in self.models))
 
     def best(self, number: int, gpus: int, nodes: int, cpus: int, like: Plan | None = None) -> Outlook | None:
-        """The fastest plan that fits and uses exactly these GPUs, with `cpus` CPUs per GPU; None: there is none."""
-        page = self._pages[number]
+        """The fastest plan that fits and uses exactly these GPUs, with `cpus` CPUs per GPU; None if there is none."""
+        page = self.pages[number]
         key = (gpus, nodes, cpus, None if like is None else _type(like))
         if key not in page.best:
             page.best[key] = _best(page, gpus, nodes, cpus, key[3])
         return page.best[key]
 
     def of(self, number: int, plan: Plan, nodes: int, cpus: int) -> Outlook | None:
-        """What to expect of this plan; None: it does not fit."""
-        page = self._pages[number]
+        """What to expect of this plan; None if it does not fit."""
+        page = self.pages[number]
         key = (plan.code, nodes, cpus)
         if key not in page.of:
             fits = not self.why_not(number, plan, nodes, cpus)
@@ -124,12 +123,12 @@ class PlanBook:
         return page.of[key]
 
     def why_not(self, number: int, plan: Plan, nodes: int, cpus: int) -> str:
-        """Why this plan cannot run on so many nodes, in words; empty: it can."""
+        """Why this plan cannot run on so many nodes, in words; empty if it can."""
         found = self.rejection(number, plan, nodes, cpus)
         return "" if found is None else found.words
 
     def rejection(self, number: int, plan: Plan, nodes: int, cpus: int) -> Rejection | None:
-        """Why this plan cannot run there: the obstacle and the words."""
+        """Why this plan cannot run on so many nodes: the obstacle, and words for it."""
         model = self.models[number]
         return (
             _cannot_divide(model, plan)
@@ -140,11 +139,11 @@ class PlanBook:
 
     def candidates(self, number: int, gpus: int) -> Candidates:
         """Every plan on exactly these GPUs that divides batch, heads and layers."""
-        return self._pages[number].found(gpus)
+        return self.pages[number].found(gpus)
 
     def all_that_fit(self, number: int, gpus: int, nodes: int, cpus: int) -> list[Outlook]:
         """Every plan that fits on exactly these GPUs, fastest first."""
-        page = self._pages[number]
+        page = self.pages[number]
         if gpus < 1 or _cannot_spread(self.site, gpus, nodes, cpus):
             return []
         found = page.found(gpus)
@@ -153,9 +152,9 @@ class PlanBook:
         order = np.argsort(times.total, kind="stable")
         return [_outlook_at(page, found, times, rows, at) for at in order.tolist()]
 
-    def curve(self, number: int, cpus: int | None = None, like: Plan | None = None) -> Curve:
-        """Throughput over GPUs and CPUs; `cpus`: the most per GPU to look at (default: a GPU's share of its node)."""
-        page = self._pages[number]
+    def curve(self, number: int, cpus: int | None = None, like: Plan | None = None) -> PlanCurve:
+        """Throughput over GPUs and CPUs, up to `cpus` CPUs per GPU (by default a GPU's share of its node)."""
+        page = self.pages[number]
         most = self.site.cpus_per_gpu if cpus is None else cpus
         key = (self.gpus, most, None if like is None else _type(like))
         if key not in page.curves:
@@ -163,7 +162,7 @@ class PlanBook:
         return page.curves[key]
 
     def most_gpus(self, number: int) -> int:
-        """The largest number of GPUs that brings something, by the 1 % rule; 0: the model does not fit at all."""
+        """The largest number of GPUs that still makes a difference by the 1 % rule; 0 if the model does not fit."""
         return int(self.curve(number).gpus_for[-1].max())
 
     def with_constants(self, number: int, constants: Constants) -> PlanBook:
@@ -171,8 +170,8 @@ class PlanBook:
         return self._with(number, replace(self.models[number], constants=constants))
 
     def with_samples(self, number: int, samples: Sequence[Sample]) -> PlanBook:
-        """The same book with one model fitted to what was measured."""
-        from thebes.perf.plans.fit import fit, with_forward  # SciPy: only who measures pays for it
+        """The same book with one model fitted to measured samples."""
+        from thebes.perf.plans.fit import fit, with_forward  # it loads SciPy, which others need not wait for
 
         found = fit(self.models[number], self.site, samples)
         model = with_forward(self.models[number], self.site, found.forward_s)
@@ -189,7 +188,7 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def _type(plan: Plan) -> tuple[int, int, int, bool]:
-    """What two plans share that are `like` each other."""
+    """What two plans have in common that are `like` each other."""
     return plan.tp, plan.pp, plan.zero, plan.gc
 
 
@@ -220,8 +219,8 @@ def _candidates(model: Transformer, site: Site, gpus: int) -> Candidates:
     return Candidates(plans, needs, _sealed((needs.gpu_gib <= site.gpu_gib) & (needs.host_gib <= site.host_gib)))
 
 
-def _sealed(array: NDArray[Number]) -> NDArray[Number]:
-    """Read-only: pages are shared by all books, also those of other runs."""
+def _sealed(array: NDArray[Element]) -> NDArray[Element]:
+    """The array, made read-only because all books share pages, also those of other runs."""
     array.flags.writeable = False
     return array
 
@@ -270,11 +269,11 @@ def _outlook(page: _Page, plan: Plan, nodes: int, cpus: int) -> Outlook:
     return Outlook(plan, total, page.model.global_batch / total, *needs, float(times.wire_s[0]))
 
 
-# Why a plan cannot run.
+# Reasons why a plan cannot run.
 
 
 def _cannot_divide(model: Transformer, plan: Plan) -> Rejection | None:
-    """Whether the model may be, and can be, divided like that."""
+    """The rejection of a plan that divides the model in a way that is not allowed or does not come out even."""
     if plan.family not in model.families:
         valid = ", ".join(family for family in FAMILIES if family in model.families)
         return Rejection("family", f"{model.name} does not accept {plan.family} plans: {valid} would do")
@@ -308,7 +307,7 @@ def _cannot_spread(site: Site, gpus: int, nodes: int, cpus: int) -> Rejection | 
 
 
 def _leaves_the_node(site: Site, plan: Plan) -> Rejection | None:
-    """Tensor parallelism talks in every layer; beyond one node nobody runs it, and nobody has measured it here."""
+    """Tensor parallelism communicates in every layer; nobody runs it beyond one node, so there are no measurements."""
     if plan.tp <= site.node_gpus:
         return None
     return Rejection("heads", f"tp {plan.tp} is more than the {site.node_gpus} GPUs of a node: pp would do")
@@ -325,7 +324,7 @@ def _no_room(model: Transformer, site: Site, plan: Plan) -> Rejection | None:
 
 
 def _near(number: int, wanted: int) -> str:
-    """The divisors of `number` next to `wanted`, below and above: `2 or 4 would do`."""
+    """The divisors of `number` next to `wanted`, below and above, as in `2 or 4 would do`."""
     known = divisors(number)
     below = [d for d in known if d < wanted][-1:]
     above = [d for d in known if d > wanted][:1]
@@ -335,17 +334,17 @@ def _near(number: int, wanted: int) -> str:
 # Curves.
 
 
-def _curve(book: PlanBook, number: int, most_cpus: int, like: Plan | None) -> Curve:
+def _curve(book: PlanBook, number: int, most_cpus: int, like: Plan | None) -> PlanCurve:
     shape = (book.gpus + 1, most_cpus + 1)
     samples = np.zeros(shape)
     for gpus in range(1, book.gpus + 1):
         samples[gpus] = _throughputs(book, number, gpus, most_cpus, like)
     gpus_for, cpus_for = cheapest(samples)
-    return Curve(_sealed(samples), _sealed(gpus_for), _sealed(cpus_for))
+    return PlanCurve(_sealed(samples), _sealed(gpus_for), _sealed(cpus_for))
 
 
 def _throughputs(book: PlanBook, number: int, gpus: int, most_cpus: int, like: Plan | None) -> Floats:
-    """The best throughput of exactly these GPUs, by CPUs per GPU; 0 where a node has not so many."""
+    """The best throughput of exactly these GPUs, by CPUs per GPU; 0 where a node does not have so many."""
     found = book.candidates(number, gpus)
     fits = found.fits if like is None else found.fits & _of_type(found.plans, _type(like))
     result = np.zeros(most_cpus + 1)
@@ -353,10 +352,10 @@ def _throughputs(book: PlanBook, number: int, gpus: int, most_cpus: int, like: P
     there = min(most_cpus, book.site.node_cpus // -(-gpus // nodes))
     if not fits.any() or there < 1:
         return result
-    page = book._pages[number]
+    page = book.pages[number]
 
     def seconds(rows: NDArray[np.bool_], cpus: Ints) -> Floats:
-        """[plan, CPUs] in one pass; only offload plans care for CPUs."""
+        """Seconds by [plan, CPUs], in one pass, because CPUs only matter to offload plans."""
         plans = PlanArrays(*(np.repeat(column[rows], len(cpus)) for column in found.plans))
         each = np.tile(cpus, int(rows.sum()))
         times = breakdowns(page.model, page.site, page.constants, plans, gpus, nodes, each)
@@ -373,21 +372,21 @@ def _throughputs(book: PlanBook, number: int, gpus: int, most_cpus: int, like: P
 
 
 def cheapest(samples: Floats) -> tuple[Ints, Ints]:
-    """The 1 % rule: an entry that one unit less of GPUs or CPUs comes within 1 % of is replaced by the smaller one.
+    """Apply the 1 % rule: an entry gives way to one with a unit less of GPUs or CPUs that comes within 1 % of it.
 
-    The smaller one may have been replaced itself. It is the replacement's throughput that has to come within 1 %, so
-    what a lookup returns never loses more than 1 % however long the chain was.
+    The smaller entry may itself have given way to another. Then it is that one whose throughput has to come within 1 %,
+    so that what a lookup returns never loses more than 1 %, however long the chain was.
     """
     gpus_for = np.zeros(samples.shape, dtype=np.int64)
     cpus_for = np.zeros(samples.shape, dtype=np.int64)
     for gpus in range(1, samples.shape[0]):
-        if not samples[gpus].any():  # no plan: as with one GPU less
+        if not samples[gpus].any():  # no plan uses so many, so the answer is that for one GPU less
             gpus_for[gpus], cpus_for[gpus] = gpus_for[gpus - 1], cpus_for[gpus - 1]
             continue
         for cpus in range(1, samples.shape[1]):
             own = samples[gpus, cpus]
             choice = (gpus, cpus) if own > 0 else (0, 0)
-            for less in ((gpus, cpus - 1), (gpus - 1, cpus)):  # the last that will do: fewer GPUs before fewer CPUs
+            for less in ((gpus, cpus - 1), (gpus - 1, cpus)):  # the last one counts: rather fewer GPUs
                 smaller = (int(gpus_for[less]), int(cpus_for[less]))
                 if samples[smaller] > 0 and samples[smaller] >= NEAR_EQUAL * own:
                     choice = smaller

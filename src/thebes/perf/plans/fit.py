@@ -1,8 +1,8 @@
-"""From measured iterations to the seven constants of a model (Rubick, arXiv 2408.08586).
+"""A fit turns measured iterations into the seven constants of a model (Rubick, arXiv 2408.08586).
 
-Least squares of logarithms, so that every sample counts by its relative error; large errors count less than by their
-square, since measured rows have outliers. Each constant is held within bounds and, weakly, near what is usual: what the
-samples do not determine stays there instead of anywhere. Everything is deterministic.
+It is a least-squares fit of logarithms, so that every sample counts by its relative error. Large errors count less than
+by their square, since measured rows have outliers. Each constant is held within bounds and, weakly, near what is usual,
+so that a constant that the samples do not determine stays there. Everything is deterministic.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from thebes.perf.plans.timing import (
 from thebes.perf.plans.transformer import Transformer
 
 LEAST_SAMPLES = len(Constants._fields)
-LEAST_OFFLOAD = 3  # one per constant that only offload determines
-REFIT_ABOVE = 0.1  # measured and predicted speeds part
-NOISE = 0.03  # relative error of a measured iteration; beyond about this much a sample counts less
+LEAST_OFFLOAD = 3  # one for each constant that only offload determines
+REFIT_ABOVE = 0.1  # relative difference of measured and predicted speeds
+NOISE = 0.03  # relative error of a measured iteration; samples that are further off count less
 
-# What is usual (the medians of the models that were measured), how far models differ (a factor of e to this power) and
-# the bounds of what can be.
+# What is usual (the medians of the measured models), by how much models differ (a factor of e to this power), and the
+# bounds of what is possible.
 USUAL = Constants()
 SPREAD = Constants(0.3, 0.7, 1.0, 1.5, 0.7, 0.7, 1.0)
 LEAST = Constants(1.0, 1.0, 1e-4, 1e-2, 1.0, 1.0, 1e-5)
@@ -47,21 +47,21 @@ FORWARD_RANGE = 10.0
 
 EXPONENTS = ("k_sync", "k_off", "k_swap")
 OFFLOAD_ONLY = ("k_opt_off", "k_off", "k_swap")
-BOUND = 1e-3  # this near to a bound counts as on it
-UNDETERMINED = 0.6  # share of the usual spread that is left once the samples are known
+BOUND = 1e-3  # a value this near to a bound counts as on it
+UNDETERMINED = 0.6  # a constant is undetermined if this share of the usual spread is left after the fit
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured iteration. `cpus` per GPU; `fewest`: GPUs on the node that holds the smallest part of the gang."""
+    """One measured iteration. `cpus` is per GPU; `fewest`: GPUs on the node with the smallest part of the gang."""
 
     plan: Plan
     gpus: int
     nodes: int
     cpus: float
     iteration_s: float
-    fewest: int = 0  # 0: spread evenly
-    batch: int = 0  # 0: the model's
+    fewest: int = 0  # 0 means that the gang is spread evenly
+    batch: int = 0  # 0 means the model's own
     where: str = ""  # file and line, for messages
 
 
@@ -76,7 +76,7 @@ class FamilyError(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """Constants, and how far predictions with them are from the samples they were fitted to."""
+    """Constants, and how far predictions with them are from the samples to which they were fitted."""
 
     model: str
     constants: Constants
@@ -89,7 +89,7 @@ class Fit:
 
     @property
     def errors(self) -> tuple[float, ...]:
-        """Relative, above 0 where the prediction is too slow."""
+        """Relative errors, above 0 where the prediction is too slow."""
         return tuple(p / s.iteration_s - 1 for p, s in zip(self.predicted_s, self.samples, strict=True))
 
     @property
@@ -106,7 +106,7 @@ class Fit:
 
 
 def kind_of(plan: Plan) -> str:
-    """The family of a plan, and whether activations are computed twice."""
+    """The family of a plan, and whether it computes activations twice."""
     return f"{plan.family}+gc" if plan.gc else plan.family
 
 
@@ -124,12 +124,12 @@ def predict(
     samples: Sequence[Sample],
     environment: Environment = ENVIRONMENT,
 ) -> Floats:
-    """Seconds per iteration of every sample."""
+    """The predicted seconds per iteration of every sample."""
     return _Asked.of(model, samples).seconds(model, site, constants, environment)
 
 
 class _Asked(NamedTuple):
-    """Samples as arrays."""
+    """The samples as arrays."""
 
     plans: PlanArrays
     gpus: NDArray[np.int64]
@@ -165,12 +165,12 @@ class _Asked(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """What is fitted: the free constants (by position) and, where nobody measured it, the forward pass."""
+    """What is fitted: the free constants (by position) and, if it was not measured, the forward pass."""
 
     model: Transformer
     site: Site
     environment: Environment
-    centre: Constants  # what is usual
+    centre: Constants  # the usual constants
     free: tuple[int, ...]
     forward_free: bool
     forward_usual: float
@@ -219,7 +219,7 @@ def _problem(
     if all(p.dp == 1 for p in plans):
         fixed.add("k_sync")
     measured = any(gpu_type == site.gpu_type for gpu_type, _ in model.forward_s_per_sample)
-    # Without checkpointing nothing tells forward from backward: only their sum is known.
+    # Without checkpointing, only the sum of forward and backward pass can be known.
     if not measured and not any(p.gc for p in plans):
         fixed.add("k_bwd")
     free = tuple(i for i, name in enumerate(Constants._fields) if name not in fixed)
@@ -234,9 +234,9 @@ def fit(
     usual: Constants = USUAL,
     noise: float = NOISE,
 ) -> Fit:
-    """The constants that explain the samples best; where these say nothing, the usual ones (a sister model's, say).
+    """The constants that explain the samples best. Where the samples say nothing, they are the usual ones (`usual`).
 
-    `noise`: relative error of the samples and of the model; the smaller, the less the usual constants count.
+    `noise` is the relative error of samples and model; the smaller it is, the less the usual constants count.
     """
     check_samples(model, site, samples)
     problem = _problem(model, site, samples, environment, usual)
@@ -276,12 +276,12 @@ def _cost(outcome: Any) -> float:
 
 
 def _tamed(off: Floats) -> Floats:
-    """Residuals whose squares grow like the residual itself once that is large."""
+    """Residuals whose squares grow only as fast as the residual itself once it is large."""
     return np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
 
 
 def _starts(problem: _Problem) -> Iterable[Floats]:
-    """From the usual values, with little overlap, and with much."""
+    """Starting points of the search: the usual values, little overlap, and much overlap."""
     exponents = [n for n, i in enumerate(problem.free) if Constants._fields[i] in EXPONENTS]
     for k in (None, 1.05, 5.0):
         start = problem.usual.copy()
@@ -303,7 +303,7 @@ def _warnings(problem: _Problem, samples: Sequence[Sample], jacobian: Floats) ->
     said += [f"{name} keeps its usual value" for name in missing if name not in OFFLOAD_ONLY and name != "k_bwd"]
     if problem.forward_free:
         said.append(f"nobody profiled the forward pass on {problem.site.gpu_type}: it is fitted as well")
-    # What is left of the usual spread: the posterior's standard deviations in a Gaussian approximation.
+    # What is left of the usual spread are the posterior's standard deviations in a Gaussian approximation.
     deviation = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
     vague = [
         Constants._fields[i] for n, i in enumerate(problem.free) if deviation[n] > UNDETERMINED * problem.spread[n]
@@ -321,7 +321,7 @@ def refit(
     above: float = REFIT_ABOVE,
     environment: Environment = ENVIRONMENT,
 ) -> Fit:
-    """The fit with these samples as well, if one of them is further than `above` from its prediction; else `before`."""
+    """Fit again with these samples added if one of them is further than `above` from its prediction; else `before`."""
     known = with_forward(model, site, before.forward_s)
     measured = np.array([s.iteration_s for s in samples])
     if not len(samples) or np.all(
@@ -342,10 +342,10 @@ def choose_samples(
 ) -> list[int]:
     """Which configurations to measure: positions of the `count` candidates that together tell most about all others.
 
-    Greedy design for prediction (I-optimal): the model's sensitivities at the usual constants say by how much a sample
-    would lower the uncertainty of all candidates' predictions, given those already chosen. `for_constants` chooses what
-    determines the constants themselves best (D-optimal). At least three with offload where there are any. No measured
-    time is looked at.
+    This is a greedy design for prediction (I-optimal): the model's sensitivities at the usual constants say by how much
+    a sample would lower the uncertainty of all candidates' predictions, given those already chosen. `for_constants`
+    chooses what determines the constants themselves best (D-optimal). At least three of the choices have offload, if
+    there are any. Measured times are not looked at.
     """
     problem = _problem(model, site, candidates, environment, USUAL)
     asked = _Asked.of(model, candidates)
@@ -366,7 +366,7 @@ def choose_samples(
         wanted = min(LEAST_OFFLOAD, int(offload.sum())) - int(offload[chosen].sum())
         if wanted >= count - len(chosen):
             allowed &= offload
-        # By how much each row would lower the summed variance of all predictions (Sherman and Morrison).
+        # By how much each row would lower the summed variance of all predictions (Sherman and Morrison's formula).
         through = slopes @ np.linalg.inv(known)
         told = np.sum(through * slopes, axis=1)
         gain = told if for_constants else np.sum((through @ slopes.T) ** 2, axis=0) / (1 + told)
@@ -376,7 +376,7 @@ def choose_samples(
     return sorted(chosen)
 
 
-# --- Samples that cannot be fitted to ---------------------------------------------------------------------------------
+# --- Samples that no fit can use --------------------------------------------------------------------------------------
 
 
 def check_samples(model: Transformer, site: Site, samples: Sequence[Sample]) -> None:

@@ -1,7 +1,7 @@
 """Profiles of execution plans: one row per (model, plan, CPUs), written when the plan is first used.
 
-There are far more plans than any run uses, so nothing is computed beforehand. The table that compiled code reads keeps
-its place while rows are added and is exchanged for a larger one only when it is full.
+There are far more plans than any run uses, so rows are not computed beforehand. The table that compiled code reads
+stays in place while rows are added, and is exchanged for a larger one only when it is full.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FIRST_ROWS = 256
 
 
 class PlanProfiles:
-    """How fast plans run on this cluster: by the book's model, or as measured where somebody has."""
+    """How fast plans run on this cluster: as measured where that was done, else by the book's model."""
 
     def __init__(self, book: PlanBook, cluster: Cluster, *, as_measured: bool) -> None:
         self.book = book
@@ -31,7 +31,7 @@ class PlanProfiles:
             compute_s=np.zeros(FIRST_ROWS),
             inner_s=np.zeros(FIRST_ROWS),
             wire_s=np.zeros(FIRST_ROWS),
-            gamma=np.ones(1),  # overlap is in the plan's own terms: what is left adds up
+            gamma=np.ones(1),  # the plan's own times know about overlap, so here all parts add up
         )
 
     def row(self, number: int, plan: Plan, cpus: int, gpus: int) -> int:
@@ -43,10 +43,10 @@ class PlanProfiles:
         return self._rows[key]
 
     def times(self, number: int, plan: Plan, cpus: int, gpus: int) -> Times:
-        """One iteration in each shape; what the wires between nodes do not hide stands apart, for contention."""
+        """One iteration in each shape. Exposed traffic between nodes stands apart, because contention slows it down."""
         nodes, _ = shape_table(min(gpus, self.cluster.num_nodes))
-        # Shapes on fewer nodes than can hold the gang are never taken, but have their place in the table. A plan that
-        # leaves GPUs idle is as spread as a plan of its size can be.
+        # No gang ever gets fewer nodes than can hold it, but the table has a place for such shapes. A plan that leaves
+        # GPUs idle counts as spread as far as a plan of its size can be.
         nodes = np.clip(nodes, self.book.site.fewest_nodes(plan.gpus), plan.gpus)
         outlooks = {int(n): self._outlook(number, plan, int(n), cpus) for n in np.unique(nodes)}
         total_s = np.array([self._seconds(number, outlooks[int(n)], int(n), cpus) for n in nodes])
@@ -77,7 +77,7 @@ class PlanProfiles:
 
 
 def _twice(table: Profiles, needed: int) -> Profiles:
-    """The same rows with twice the room."""
+    """The same rows in a table with twice the room."""
     room = max(2 * len(table.compute_s), 2 * needed)
     first = np.zeros(2 * len(table.first), dtype=np.int64)
     first[: len(table.first)] = table.first

@@ -1,4 +1,4 @@
-"""Measured iterations as files bring them: our own columns, Rubick's placements.csv, vTrain's CSV, told by the header.
+"""Measured iterations from files: our own columns, Rubick's placements.csv or vTrain's CSV, recognised by the header.
 
 Rubick's published rows name a plan by three digits (pipeline, tensor and data-parallel size, in this order: the
 measured optimiser time goes as 1 over the product of the first two) or by the name of one feature; vTrain's give every
@@ -34,9 +34,9 @@ _MICRO_BATCH = {"gpt2": 2, "llama7": 1}
 
 @dataclass(frozen=True)
 class SampleFile:
-    """The samples of a file by model, and the models whose shape the file itself gives."""
+    """The samples of a file by model, and the models whose shape the file itself contains."""
 
-    gpu_type: str  # "": the file does not say
+    gpu_type: str  # empty if the file does not say
     samples: Mapping[str, Sequence[Sample]]
     shapes: Mapping[str, Transformer] = field(default_factory=lambda: dict[str, Transformer]())
 
@@ -75,7 +75,7 @@ def _whole(row: Mapping[str, str], name: str, where: str) -> int:
 
 
 def _fewest(placement: str, gpus: int, nodes: int, where: str) -> int:
-    """`233`: GPUs on each node."""
+    """GPUs on the node that has the fewest; a placement such as `233` lists the GPUs on each node."""
     digits = [int(digit) for digit in placement if digit.isdigit()]
     if len(digits) != len(placement) or sum(digits) != gpus or len(digits) != nodes or 0 in digits:
         raise UserError(
@@ -124,7 +124,7 @@ def _rubick(rows: Sequence[Mapping[str, str]], where: str) -> SampleFile:
 
 
 def rubick_plan(model: str, text: str, gpus: int, batch: int, where: str = "exec_plan") -> Plan:
-    """`248` -> dp8+tp4+pp2; `zero-dp` on 8 GPUs -> zero-dp8."""
+    """A plan of Rubick's files in our terms: `248` is dp8+tp4+pp2, and `zero-dp` on 8 GPUs is zero-dp8."""
     if len(text) == 3 and text.isdigit():
         pp, tp, dp = map(int, text)
         return Plan(dp, tp, pp)

@@ -1,7 +1,7 @@
-"""Where a plan runs: the GPUs, the links between them and the host beside them, of one kind of node.
+"""A site is what a plan runs on: the GPUs, the links between them and the host beside them, of one kind of node.
 
 `A800` is the cluster of Rubick's evaluation (arXiv 2408.08586, artifact README): nodes of 8 A800-80GB, 96 vCPUs and
-1,600 GB. What a cluster does not say of itself is taken from its GPU type, and failing that from there.
+1,600 GB. What a cluster does not say of itself follows from its GPU type, or else is taken from `A800`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from thebes.model.cluster import Cluster
 from thebes.model.errors import UserError, nearest
 
-CPUS_PER_GPU = 12  # of the paper's nodes: what a node that does not say has
+CPUS_PER_GPU = 12  # a node that does not say has as many as the paper's nodes
 HOST_GIB_PER_GPU = 200.0
 _BITS = 8
 
 
 @dataclass(frozen=True)
 class Site:
-    """Bandwidths are one direction, in gigabytes per second."""
+    """One kind of node. Bandwidths are for one direction, in gigabytes per second."""
 
     gpu_type: str
     gpu_gib: float
@@ -30,11 +30,11 @@ class Site:
     inner_gb_s: float  # per GPU, inside a node
     wire_gb_s: float  # per node, between nodes
     pcie_gb_s: float  # per GPU, to the host
-    tflops: float  # dense, half precision
+    tflops: float  # dense arithmetic in half precision
 
     @property
     def host_gib(self) -> float:
-        """One GPU's share of its host's memory: what every job may count on, whoever its neighbours are."""
+        """One GPU's share of its host's memory, on which a job may count whatever its neighbours are."""
         return self.node_gib / self.node_gpus
 
     @property
@@ -50,7 +50,7 @@ def _site(name: str, gib: float, inner: float, pcie: float, tflops: float, wire:
     return Site(name, gib, 8, 8 * CPUS_PER_GPU, 8 * HOST_GIB_PER_GPU, inner, wire, pcie, tflops)
 
 
-# Memory and peak as NVIDIA's data sheets say (without sparsity); NVLink one way, PCIe what a copy reaches of 16 lanes.
+# Memory and peak are from NVIDIA's data sheets (without sparsity); NVLink is one way, PCIe is what a copy reaches.
 _KNOWN = (
     _site("A800-80GB", 80, 200, 25, 312),
     _site("A100-80GB", 80, 300, 25, 312),
@@ -73,7 +73,7 @@ def known_gpus() -> tuple[str, ...]:
 
 
 def site_of_gpu(name: str) -> Site:
-    """Nodes of eight such GPUs, wired as usual for them; `A100` alone is the larger one."""
+    """Nodes of eight such GPUs with the usual links; `A100` alone means the one with more memory."""
     found = _match(name)
     if found is None:
         raise UserError(f"unknown GPU type '{name}'", hint=nearest(name, (known.lower() for known in known_gpus())))
@@ -81,7 +81,7 @@ def site_of_gpu(name: str) -> Site:
 
 
 def site_of(cluster: Cluster, kind: int = 0) -> Site:
-    """What the cluster says of its nodes of this kind, and the usual where it says nothing."""
+    """What the cluster says of its nodes of this kind, and what is usual where it says nothing."""
     node = cluster.kinds[kind]
     base = _match(node.gpu_type) or A800
     return replace(
@@ -97,7 +97,7 @@ def site_of(cluster: Cluster, kind: int = 0) -> Site:
 
 
 def _match(name: str) -> Site | None:
-    """`nvidia-a100-sxm4-80gb` is an A100-80GB; a name without memory is the first of its kind."""
+    """`nvidia-a100-sxm4-80gb` matches A100-80GB; a name without memory matches the first of its type."""
     words: Mapping[str, None] = dict.fromkeys(re.split(r"[-_ ]", re.sub(r"^(nvidia|tesla)[-_ ]*", "", name.lower())))
     first = next(iter(words))
     same = [site for site in _KNOWN if site.gpu_type.lower().split("-")[0] == first]

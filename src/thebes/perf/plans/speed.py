@@ -1,4 +1,4 @@
-"""The speed model `plans`: jobs with a fixed global batch, each under its own execution plan.
+"""The speed model `plans`: jobs have a fixed global batch, and each runs under its own execution plan.
 
 Under this model a scheduler can change the plan of a job while it runs; a policy that knows nothing of plans runs every
 job under the plan that its user asked for.
@@ -26,7 +26,7 @@ from thebes.perf.plans.site import CPUS_PER_GPU, site_of
 from thebes.perf.plans.transformer import Transformer, catalogue, from_toml
 
 TRUTHS = ("measured", "model")
-# What a job of a trace without models trains: the largest models need many GPUs, the smallest cannot use them.
+# What a job of a trace without models trains: large models need many GPUs, and small ones cannot use them.
 _BY_GANG: Mapping[str, tuple[str, ...]] = {
     "1": ("vit", "roberta-large", "bert-large"),
     "2-4": ("vit", "roberta-large", "bert-large", "t5", "gpt-2"),
@@ -55,7 +55,7 @@ class Plans(SpeedModel):
 
     @cached_property
     def transformers(self) -> Mapping[str, Transformer]:
-        """What can be trained, by every name that it has."""
+        """The models that can be trained, by every name that they have."""
         files = [Path(name.strip()) for name in self.models_file.split(",") if name.strip()]
         for path in files:
             if path.suffix != ".toml":
@@ -81,7 +81,7 @@ class Plans(SpeedModel):
                 f"{cluster.name}: performance model plans takes clusters of one kind of node, not {cluster.describe()}",
                 hint="leave one kind, or use --perf network",
             )
-        kind = cluster.kinds[0]
+        kind = next(iter(cluster.kinds))
         if kind.cpus is not None and kind.cpus < kind.gpus:
             raise UserError(
                 f"{cluster.name}: cpus = {kind.cpus} for {kind.gpus} GPUs of a node: every GPU needs one under plans",
@@ -89,7 +89,7 @@ class Plans(SpeedModel):
             )
 
     def times(self, gang: Gang) -> Times:
-        """Under the best plan for so many GPUs on as few nodes as possible."""
+        """The times under the best plan for so many GPUs on as few nodes as possible."""
         cluster, gpus = gang.cluster, gang.gpus
         site = site_of(cluster, gang.kind)
         book = PlanBook((self.transformers[gang.model or _BY_GANG["1"][0]],), site)
@@ -104,5 +104,5 @@ class Plans(SpeedModel):
 
 
 def facts_of(model: Transformer, name: str) -> Model:
-    """What the rest of the simulator wants to know of a model."""
+    """The facts about a model that the rest of the simulator needs."""
     return Model(name, parameters=model.parameters)

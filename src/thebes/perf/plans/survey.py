@@ -1,7 +1,7 @@
-"""A survey of a model's plans over many allocations: what `thebes plan` shows.
+"""A survey of a model's plans over many allocations, for `thebes plan` to show.
 
-For each number of GPUs the fastest plan, the fastest of each family, whether fewer GPUs come within 1 %, and why the
-other plans were rejected. Where nothing fits at all, an error says what would.
+For each number of GPUs it has the fastest plan, the fastest of each family, whether fewer GPUs come within 1 %, and why
+the other plans were rejected. Where nothing fits at all, an error says what would.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thebes.perf.plans.site import Site
 from thebes.perf.plans.timing import Breakdown, Constants, breakdown
 from thebes.perf.plans.transformer import Transformer, with_batch
 
-MOST_GPUS = 4096  # of a survey; also how far we look for a number of GPUs that would do
+MOST_GPUS = 4096  # the largest survey; a search for a usable number of GPUs ends here, too
 
 
 class Rejected(NamedTuple):
@@ -27,17 +27,17 @@ class Rejected(NamedTuple):
     rejection: Rejection
 
 
-class Row(NamedTuple):
+class SurveyRow(NamedTuple):
     """One allocation on which the model can be trained."""
 
     gpus: int
     nodes: int
     cpus: int  # per GPU, as asked
-    useful_cpus: int  # per GPU: so few come within 1 %
+    useful_cpus: int  # the fewest CPUs per GPU that come within 1 %
     best: Outlook
     by_family: dict[str, Outlook]
     parts: Breakdown
-    instead: int  # GPUs that come within 1 % of it, by the 1 % rule; its own number if none do
+    instead: int  # GPUs that come within 1 % of it, or its own number if none do
     fitting: int  # plans that fit
     rejected: dict[str, int]  # plans by obstacle
 
@@ -45,8 +45,8 @@ class Row(NamedTuple):
 class Survey(NamedTuple):
     model: Transformer
     site: Site
-    rows: tuple[Row, ...]
-    unusable: dict[int, str]  # GPUs that no plan uses: why
+    rows: tuple[SurveyRow, ...]
+    unusable: dict[int, str]  # why no plan uses so many GPUs
 
 
 def survey(model: Transformer, site: Site, gpus: Sequence[int], cpus: int, nodes: int | None = None) -> Survey:
@@ -58,7 +58,7 @@ def survey(model: Transformer, site: Site, gpus: Sequence[int], cpus: int, nodes
         best = book.best(0, count, nodes or site.fewest_nodes(count), cpus)
         samples[count, 1] = best.samples_s if best else 0.0
     instead, _ = cheapest(samples)
-    rows: list[Row] = []
+    rows: list[SurveyRow] = []
     unusable: dict[int, str] = {}
     for count in dict.fromkeys(gpus):
         spread = nodes or site.fewest_nodes(count)
@@ -68,7 +68,7 @@ def survey(model: Transformer, site: Site, gpus: Sequence[int], cpus: int, nodes
             continue
         best = fitting[0]
         rows.append(
-            Row(
+            SurveyRow(
                 count,
                 spread,
                 cpus,
@@ -96,7 +96,7 @@ def _useful_cpus(book: PlanBook, gpus: int, nodes: int, cpus: int) -> int:
 
 
 def every_plan(model: Transformer, gpus: int) -> list[Plan]:
-    """Every way to divide a model over so many GPUs, whether it goes or not; accumulation only where it can."""
+    """Every way to divide a model over so many GPUs, also those that fail; accumulation only where it is possible."""
     plans: list[Plan] = []
     for dp in divisors(gpus):
         steps = divisors(model.global_batch // dp) if model.global_batch % dp == 0 else (1,)
@@ -121,7 +121,7 @@ def obstacles(plans: Sequence[Rejected]) -> dict[str, int]:
     return {obstacle: counts[obstacle] for obstacle in OBSTACLES if counts[obstacle]}
 
 
-# Where nothing fits.
+# Errors for surveys in which nothing fits.
 
 
 def why_none(book: PlanBook, gpus: int, nodes: int, cpus: int) -> str:
@@ -146,14 +146,14 @@ def no_division(model: Transformer) -> str:
 
 
 def refuse(found: Survey, gpus: Sequence[int], cpus: int, nodes: int | None) -> UserError:
-    """The error for a survey without a single row: what is in the way, and what would do."""
+    """The error for a survey without a single row: what is in the way, and what would help."""
     model, site = found.model, found.site
     book = PlanBook((model,), site)
     usable = [count for count in range(1, MOST_GPUS + 1) if book.candidates(0, count).fits.any()]
     divided = [count for count in gpus if len(book.candidates(0, count).fits)]
     which = _asked(gpus)
     roomy = [count for count in gpus if count in usable]
-    if roomy:  # the model would fit: it is the way it is spread
+    if roomy:  # the model itself would fit, so the fault is how it is spread
         option = f"--cpus {cpus}" if nodes is None else f"--nodes {nodes}"
         return UserError(f"{option}: {found.unusable[roomy[0]]}", hint=f"leave {option.split()[0]} out for the usual")
     if divided:
@@ -181,18 +181,18 @@ def _asked(gpus: Sequence[int]) -> str:
 
 
 def _few(usable: Sequence[int], gpus: Sequence[int]) -> str:
-    """The usable numbers next to the first that was asked for."""
+    """The usable numbers nearest to the first that was asked for."""
     below = [count for count in usable if count < gpus[0]][-1:]
     above = [count for count in usable if count > gpus[0]][:1]
     return " or ".join(str(count) for count in (*below, *above))
 
 
 def _batches(model: Transformer, gpus: int) -> str:
-    """The nearest global batches that these GPUs could divide."""
+    """The nearest global batches that these GPUs could divide evenly."""
     lower = model.global_batch // gpus * gpus
     near = [batch for batch in (lower, lower + gpus) if batch > 0]
     good = [batch for batch in near if PlanBook((with_batch(model, batch),), _ANY).candidates(0, gpus).fits.any()]
     return " or ".join(str(batch) for batch in good)
 
 
-_ANY = Site("", 1e9, 8, 8, 1e9, 1.0, 1.0, 1.0, 1.0)  # room for everything: only divisibility counts
+_ANY = Site("", 1e9, 8, 8, 1e9, 1.0, 1.0, 1.0, 1.0)  # it has room for everything, so that only divisibility counts

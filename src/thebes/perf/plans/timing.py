@@ -3,7 +3,7 @@
 An iteration is m micro-batches through pp stages: one way through all stages, then (m - 1) times the slowest of them,
 which for equal stages is (m + pp - 1) slots. The gradients of the last micro-batch are summed over the data-parallel
 ranks while its backward pass runs; then come the optimiser and, with ZeRO-Offload, the way to the host and back. Two
-things that overlap take f_k(x, y) = (x^k + y^k)^(1/k): k = 1 is one after the other, a large k hides the shorter.
+things that overlap take f_k(x, y) = (x^k + y^k)^(1/k): with k = 1 one follows the other, a large k hides the shorter.
 
 Ranks are numbered as Megatron does: tensor parallel first, then data parallel, then stages. So tensor groups are
 neighbours, a data-parallel group takes every tp-th GPU, and stages lie furthest apart. A transfer whose group sits in
@@ -19,36 +19,35 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from thebes.model.arrays import Floats, Ints
 from thebes.model.plan import NO_ZERO, ZERO_OFFLOAD, Plan
 
 if TYPE_CHECKING:
     from thebes.perf.plans.site import Site
     from thebes.perf.plans.transformer import Transformer
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 GB = 1e9
-HALF, SINGLE = 2, 4  # bytes of a number: activations, what goes to the host and back; gradients, ZeRO's weights
+HALF, SINGLE = 2, 4  # bytes: of activations and transfers with the host; of gradients and ZeRO's weights
 BUCKET = 25e6  # bytes of gradients that are exchanged together
 
 
 class Constants(NamedTuple):
     """The seven fitted parameters of a model; times are per 1e9 parameters."""
 
-    k_bwd: float = 2.0  # backward pass, in forward passes
+    k_bwd: float = 2.0  # the backward pass, measured in forward passes
     k_sync: float = 1.3  # overlap of the backward pass and the exchange of gradients
     k_opt: float = 0.04  # seconds: the optimiser on the GPU
     k_opt_off: float = 8.0  # seconds on one CPU: the optimiser on the host
-    k_off: float = 1.8  # overlap of that exchange and of gradients on their way to the host
-    k_swap: float = 1.7  # overlap of the update on the host and of weights on their way back
+    k_off: float = 1.8  # overlap of that exchange with gradients on their way to the host
+    k_swap: float = 1.7  # overlap of the update on the host with weights on their way back
     k_const: float = 0.04  # seconds that every iteration takes, whatever the plan
 
 
 class Environment(NamedTuple):
-    """What a site really reaches of its data sheet: the same for all its models and plans.
+    """What share of its data sheet a site really reaches; it is the same for all models and plans.
 
-    The values are those of the A800 cluster of Rubick's evaluation, found once over all models measured there
+    The values are those of the A800 cluster of Rubick's evaluation, fitted once over all models measured there
     (benchmarks/plan_accuracy.py --calibrate). Shares are of the bandwidths that Site names.
     """
 
@@ -63,14 +62,14 @@ class Environment(NamedTuple):
     hop_s: float = 0.00002  # one step of a ring between nodes
     shard_s: float = 0.00012  # ZeRO: one step between nodes of the messages of one layer
     split: float = 0.93  # efficiency of a layer on twice as many tensor-parallel GPUs: smaller matrices
-    mfu: float = 0.2  # share of peak arithmetic in a forward pass that nobody profiled: median of six models
+    mfu: float = 0.2  # share of peak arithmetic in a forward pass that was not profiled: the median of six models
 
 
 ENVIRONMENT = Environment()
 
 
 class PlanArrays(NamedTuple):
-    """Many plans at once, one array per field of Plan."""
+    """Many plans as arrays, one array per field of Plan."""
 
     dp: Ints
     tp: Ints
@@ -90,10 +89,10 @@ def plan_arrays(plans: Sequence[Plan]) -> PlanArrays:
 
 
 class Breakdown(NamedTuple):
-    """Seconds of one iteration; the parts add up to the total. What overlaps counts only as far as it shows."""
+    """Seconds of one iteration; the parts add up to the total. Of what overlaps, only the exposed part counts."""
 
     forward: float
-    backward: float  # with the second forward pass of gradient checkpointing
+    backward: float  # it includes the second forward pass of gradient checkpointing
     tp: float
     pp: float
     bubble: float
@@ -102,7 +101,7 @@ class Breakdown(NamedTuple):
     offload: float
     const: float
     total: float
-    wire_s: float  # that part of the total which is traffic between nodes
+    wire_s: float  # the part of the total that is traffic between nodes
 
 
 def overlap(x: ArrayLike, y: ArrayLike, k: float) -> Floats:
@@ -114,7 +113,7 @@ def overlap(x: ArrayLike, y: ArrayLike, k: float) -> Floats:
 
 
 def forward_s(model: Transformer, site: Site, environment: Environment = ENVIRONMENT) -> float:
-    """Seconds of the forward pass of one sample on one GPU: as profiled, else from arithmetic."""
+    """Seconds of the forward pass of one sample on one GPU: as profiled, or else computed from its arithmetic."""
     for gpu_type, seconds in model.forward_s_per_sample:
         if gpu_type == site.gpu_type:
             return seconds
@@ -122,12 +121,12 @@ def forward_s(model: Transformer, site: Site, environment: Environment = ENVIRON
 
 
 def forward_flop(model: Transformer) -> float:
-    """Two operations per parameter and token, and attention's products."""
+    """Operations of a forward pass: two per parameter and token, and those of attention."""
     return 2 * model.sequence * (model.parameters + 2 * model.layers * model.sequence * model.hidden)
 
 
 def logits_layers(model: Transformer) -> float:
-    """The product with the vocabulary, in layers of the same arithmetic."""
+    """The product with the vocabulary, as the number of layers with the same arithmetic."""
     return model.vocabulary / (12 * model.hidden + 2 * model.sequence)
 
 
@@ -144,8 +143,8 @@ def iteration_s(
     batch: ArrayLike | None = None,
     environment: Environment = ENVIRONMENT,
 ) -> Floats:
-    """Seconds per iteration of each plan. `cpus` per GPU; `fewest`: GPUs on the node that holds the smallest part of
-    an uneven gang, by default the gang is spread evenly."""
+    """Seconds per iteration of each plan. `cpus` is per GPU; `fewest` counts GPUs on the node with the smallest part of
+    an uneven gang; by default the gang is spread evenly."""
     return breakdowns(
         model, site, constants, plans, gpus, nodes, cpus, fewest=fewest, batch=batch, environment=environment
     ).total
@@ -163,7 +162,7 @@ def breakdown(
     batch: int | None = None,
     environment: Environment = ENVIRONMENT,
 ) -> Breakdown:
-    """Where the time of one plan goes."""
+    """The time of one plan, part by part."""
     arrays = plan_arrays([plan])
     whole = breakdowns(
         model, site, constants, arrays, arrays.gpus, nodes, cpus, fewest=fewest, batch=batch, environment=environment
@@ -172,7 +171,7 @@ def breakdown(
 
 
 class Breakdowns(NamedTuple):
-    """As Breakdown, for many plans."""
+    """Like Breakdown, for many plans."""
 
     forward: Floats
     backward: Floats
@@ -200,15 +199,15 @@ def breakdowns(
     batch: ArrayLike | None = None,
     environment: Environment = ENVIRONMENT,
 ) -> Breakdowns:
-    """Where the time of each plan goes; arguments as for `iteration_s`."""
+    """The time of each plan, part by part; the arguments are those of `iteration_s`."""
     k, world = constants, environment
     dp, tp, pp, _, ga, gc = (np.asarray(field, dtype=np.float64) for field in plans)
     split = tp * pp
     micro_batch = (model.global_batch if batch is None else np.asarray(batch, dtype=np.float64)) / (dp * ga)
     way = _ways(site, plans, gpus, nodes, fewest, world)
 
-    # One micro-batch through all stages; the last one also computes the logits. Kernels are started while others run,
-    # so the slower of both counts.
+    # One micro-batch passes through all stages, and the last stage also computes the logits. Kernels are started while
+    # others run, so the slower of the two counts.
     start = world.layer_s * model.layers / pp
     compute = forward_s(model, site, world) * micro_batch / (tp * world.split ** np.log2(tp))
     extra = logits_layers(model) / (model.layers + logits_layers(model))
@@ -216,12 +215,12 @@ def breakdowns(
     through = last + (pp - 1) * overlap(start, compute * (1 - extra) / pp, world.start_overlap)
     forward = through / pp
     backward = forward * (k.k_bwd + gc)
-    # After the first micro-batch the slowest stage sets the pace; what a GPU waits is the bubble.
+    # After the first micro-batch, the slowest stage sets the pace; the time that a GPU waits is the bubble.
     bubble = (1 + k.k_bwd + gc) * (through + (ga - 1) * last - ga * forward)
     slots = ga + pp - 1
 
-    # Tensor parallel: two sums of the activations per layer forward, two backward, two more where they are computed
-    # again. Stages hand on whole activations, and as much comes back.
+    # Tensor parallelism sums activations twice per layer forward, twice backward, and twice more where they are
+    # computed again. Stages hand on whole activations, and as much comes back.
     activations = HALF * micro_batch * model.sequence * model.hidden
     sums = (tp > 1) * model.layers / pp * (4 + 2 * gc)
     summing = (
@@ -239,7 +238,7 @@ def breakdowns(
     gather = sharded * half_ring
     exposed = overlap(backward, exchange, k.k_sync) - backward
 
-    # Offload: a rank's share of the gradients leaves during the exchange; every rank takes all weights back.
+    # With offload, a rank's share of the gradients leaves during the exchange, and every rank takes all weights back.
     billions = state / 1e9
     on_gpu = k.k_opt * billions / np.where(sharded, dp, 1.0)
     if np.any(offload):
@@ -269,7 +268,7 @@ def breakdowns(
 
 
 class _Ways(NamedTuple):
-    """Which groups sit in one node, and bytes per second of what they send."""
+    """Which groups sit in one node, and the bytes per second that their transfers get."""
 
     one_node: NDArray[np.bool_]
     tp_inside: NDArray[np.bool_]
@@ -277,7 +276,7 @@ class _Ways(NamedTuple):
     tp_rate: Floats
     pp_rate: Floats
     dp_rate: Floats
-    dp_nodes: Floats  # that a data-parallel ring passes
+    dp_nodes: Floats  # nodes that a data-parallel ring passes
 
 
 def _ways(
@@ -291,7 +290,7 @@ def _ways(
     tp_inside = one_node | (even & (held % tp == 0))
     dp_inside = one_node | (even & (held % (dp * tp) == 0))
 
-    # Each card serves the GPUs beside it, so a gang that holds few GPUs of a node has a part of its wire.
+    # Each card serves the GPUs beside it, so a gang that holds few GPUs of a node gets only a part of its wire.
     cards = -(-site.node_gpus // world.gpus_per_card)
     card = site.wire_gb_s * GB * world.wire / cards
 
@@ -299,10 +298,10 @@ def _ways(
         return card * np.minimum(cards, -(-used // world.gpus_per_card))
 
     inner = site.inner_gb_s * GB * world.inner
-    # A node that tensor groups do not fill evenly shares its wire between the two that straddle its ends.
+    # If tensor groups do not fill a node evenly, the two groups that straddle its ends share its wire.
     ends = np.where(tp % held == 0, 1.0, 2.0)
-    # One ring per tensor index. A ring goes as fast as in the node where it has the fewest members; groups that do not
-    # fill nodes evenly have a single one somewhere.
+    # There is one ring per tensor index. A ring is as fast as in the node where it has the fewest members; if groups do
+    # not fill nodes evenly, it has a single member in some node.
     rings = np.minimum(tp, held)
     filled = (dp * tp == plans.gpus) & (tp == 1) | ((dp * tp % held == 0) & (held % tp == 0))
     members = np.where(filled, np.maximum(1, held // tp), 1)

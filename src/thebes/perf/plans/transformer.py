@@ -1,4 +1,4 @@
-"""What is trained under a plan: the shape of a transformer, its fixed global batch and the plans that it accepts.
+"""The models that plans train: the shape of a transformer, its fixed global batch and the plans that it accepts.
 
 The seven models of Rubick's evaluation (arXiv 2408.08586) ship in `data/plans/models.toml`; a user adds one with a few
 lines of TOML or with the config.json that Hugging Face publishes beside every model. Shapes give the parameter count.
@@ -29,9 +29,9 @@ WEIGHT_BYTES, GRADIENT_BYTES, OPTIMISER_BYTES = 2, 2, 12
 # Limits that no model of today comes near; they catch slips of units.
 MOST_PARAMETERS = 1e14
 MOST_SIZE = 1_000_000
-MOST_CUTS = 1000  # layers, heads: what a plan can cut into
+MOST_CUTS = 1000  # layers or heads that a plan could divide
 WITHOUT_SPLIT = tuple(family for family in FAMILIES if family != SPLIT)
-POOLED = "*"  # the row of constants for models that nobody has measured
+POOLED = "*"  # the row of constants for models that were not measured
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class Transformer:
     sequence: int
     global_batch: int
     families: frozenset[str] = frozenset(FAMILIES)
-    recompute: bool = True  # accepts gradient checkpointing
-    vocabulary: int = 0  # 0: no logits over a vocabulary worth counting
+    recompute: bool = True  # whether it accepts gradient checkpointing
+    vocabulary: int = 0  # 0 if it has no logits over a vocabulary worth counting
     constants: Constants | None = None
     forward_s_per_sample: tuple[tuple[str, float], ...] = ()  # (GPU type, seconds)
-    flash_attention: bool = False  # attention matrices are never kept
+    flash_attention: bool = False  # if so, attention matrices are not kept
 
     @property
     def state_gib(self) -> float:
-        """What a checkpoint holds: weights and the optimiser's state."""
+        """The size of a checkpoint: weights and the optimiser's state."""
         return (WEIGHT_BYTES + OPTIMISER_BYTES) * self.parameters / GIB
 
     @property
@@ -78,7 +78,7 @@ def with_batch(model: Transformer, batch: int) -> Transformer:
 
 @cache
 def catalogue() -> dict[str, Transformer]:
-    """The models that ship, by their own names and by those of the published files."""
+    """The models that ship, by their own names and by those in the published files."""
     text = (files("thebes") / "data" / "plans" / "models.toml").read_text(encoding="utf-8")
     found: dict[str, Transformer] = {}
     for name, table in tomllib.loads(text).items():
@@ -89,7 +89,7 @@ def catalogue() -> dict[str, Transformer]:
 
 
 def shipped_name(model: Transformer) -> str | None:
-    """Which model of the catalogue this is, whatever its batch, its accepted plans and its name here; None: another."""
+    """Which model of the catalogue this is, whatever its batch, accepted plans and name; None if it is another one."""
     return _by_content().get(_content(model))
 
 
@@ -103,7 +103,7 @@ def _content(model: Transformer) -> Transformer:
 
 
 def _same_shape(model: Transformer, other: Transformer | None) -> bool:
-    """Whether measurements of one tell of the other: a sample takes as long, and as many parameters are sent."""
+    """Whether measurements of one hold for the other: samples take as long, and as many parameters are sent."""
     if other is None:
         return False
     sizes = all(getattr(model, name) == getattr(other, name) for name in ("layers", "hidden", "heads", "sequence"))
@@ -116,7 +116,7 @@ def names() -> tuple[str, ...]:
 
 
 def find(name: str, batch: int | None = None) -> Transformer:
-    """A model by name, by a TOML file or by a Hugging Face config.json; `batch` replaces its global batch."""
+    """A model by its name, its TOML file or its Hugging Face config.json; `batch` replaces its global batch."""
     if name.endswith(".toml"):
         model = from_toml(Path(name))
     elif name.endswith(".json"):
@@ -148,9 +148,9 @@ def _fitted() -> dict[str, Fitted]:
 
 
 def _with_fitted(model: Transformer, *, shipped: bool = False) -> Transformer:
-    """The model with what was fitted for it; what its own file says goes first.
+    """The model with what was fitted for it, except where its own file says otherwise.
 
-    A user's model may be called as one that ships: it gets that one's figures only if it has its shape.
+    A user's model may have the name of one that ships. It gets that model's figures only if it also has its shape.
     """
     known = _fitted().get(model.name) if shipped or _same_shape(model, catalogue().get(model.name)) else None
     pooled = _fitted().get(POOLED)
@@ -182,7 +182,7 @@ _EXAMPLES = {"layers": 32, "hidden": 4096, "heads": 32, "sequence": 2048, "globa
 
 
 def from_toml(path: Path) -> Transformer:
-    """A model of the user's own; docs/plans.md has the reference."""
+    """A model of the user's own. docs/plans.md has the reference."""
     text = _read(path)
     try:
         table = tomllib.loads(text)
@@ -194,7 +194,7 @@ def from_toml(path: Path) -> Transformer:
 
 
 def from_hf_config(path: Path, global_batch: int | None = None, name: str = "") -> Transformer:
-    """The model of a Hugging Face config.json; the batch is not in there and has to be given."""
+    """The model of a Hugging Face config.json. The file does not hold the batch, so the caller gives it."""
     where, config = str(path), _read_config(path)
     shape = _shape(config, where)
     if global_batch is None:
@@ -207,7 +207,7 @@ def from_hf_config(path: Path, global_batch: int | None = None, name: str = "") 
 
 
 def _from_config_and_more(table: dict[str, Any], path: Path) -> Transformer:
-    """A TOML file that takes the shape from `config = "config.json"` and adds or overrides the rest."""
+    """A model from a TOML file that takes the shape from `config = "config.json"` and adds or overrides the rest."""
     where = str(path)
     if not isinstance(table["config"], str):
         raise UserError(f"{where}: config = {table['config']!r} is not a path", hint='write config = "config.json"')
@@ -250,7 +250,7 @@ def _from_table(table: Mapping[str, Any], where: str) -> Transformer:
     if hidden % heads:
         valid = _divisors_near(hidden, heads)
         raise UserError(f"{where}: hidden = {hidden} is not divisible by heads = {heads}", hint=f"heads {valid} would")
-    none = table.get("vocabulary", 0) == 0  # a model without one, such as ViT
+    none = table.get("vocabulary", 0) == 0  # some models have no vocabulary, such as ViT
     vocabulary = 0 if none else _size(table, "vocabulary", where)
     counted = 12.0 * layers * hidden * hidden + vocabulary * hidden
     recompute, flash = _yes_or_no(table, "recompute", True, where), _yes_or_no(table, "flash_attention", False, where)
@@ -299,14 +299,14 @@ def _is_number(value: object, low: float, high: float) -> bool:
 
 
 def _parameters(table: Mapping[str, Any], counted: float, where: str) -> float:
-    """As given, or counted from the shape; a count far from the shape is a slip (billions for ones, say)."""
+    """The given number, or one counted from the shape. A number far from the shape is a slip of units."""
     given = table.get("parameters", counted)
     if not _is_number(given, 1, MOST_PARAMETERS):
         raise UserError(
             f"{where}: parameters = {given!r} is not a number of parameters",
             hint=f"write parameters = 7e9 for 7 billion, or leave it out: the shape has {counted:.3g}",
         )
-    if not counted / 20 <= given <= counted * 1000:  # mixtures of experts have many more than their shape says
+    if not counted / 20 <= given <= counted * 1000:  # mixtures of experts have more than the shape says
         raise UserError(
             f"{where}: parameters = {given:g}, but layers and hidden alone make {counted:.3g}",
             hint=f"count parameters one by one, such as {counted:.2g}, or leave the line out",
@@ -357,7 +357,7 @@ def _forward_s(value: object, where: str) -> tuple[tuple[str, float], ...]:
 
 
 def _gpu_type(name: str, where: str) -> str:
-    """A GPU type by its full name, so that the site that has it finds it."""
+    """A GPU type by its full name, so that the site with that GPU finds it."""
     try:
         return site_of_gpu(name).gpu_type
     except UserError as error:
@@ -365,14 +365,14 @@ def _gpu_type(name: str, where: str) -> str:
 
 
 def _divisors_near(number: int, wanted: int) -> str:
-    """The divisors of `number` on both sides of `wanted`: `24 or 32`."""
+    """The divisors of `number` on both sides of `wanted`, such as `24 or 32`."""
     divisors = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     divisors += [number // d for d in divisors]
     near = {max(d for d in divisors if d <= wanted), min((d for d in divisors if d >= wanted), default=number)}
     return " or ".join(str(d) for d in sorted(near))
 
 
-# Hugging Face. Every architecture has its own words for the same sizes, and its own matrices.
+# Hugging Face: every architecture has its own words for the same sizes, and its own matrices.
 
 
 def _shape(config: dict[str, Any], where: str) -> dict[str, Any]:
@@ -435,7 +435,7 @@ def _llama(config: dict[str, Any], where: str) -> dict[str, Any]:
         "layers": layers,
         "hidden": hidden,
         "heads": heads,
-        # What a model can read is not what it is trained on: long contexts are a later, short stage of training.
+        # Models can read more than they are trained on: long contexts are a later, short stage of training.
         "sequence": min(_of(config, "max_position_embeddings", where, 2048), 4096),
         "vocabulary": vocabulary,
     }
@@ -456,7 +456,7 @@ def _bert(config: dict[str, Any], where: str) -> dict[str, Any]:
         "layers": layers,
         "hidden": hidden,
         "heads": _of(config, "num_attention_heads", where),
-        # RoBERTa's first two positions are padding.
+        # The first two positions of RoBERTa are padding.
         "sequence": positions - 2 if config["model_type"] == "roberta" and positions > 2 else positions,
         "vocabulary": vocabulary,
         "plans": list(WITHOUT_SPLIT),

@@ -1,0 +1,1 @@
+"""The HTTP API: routes, answers, access, limits, streams. It decides nothing."""

@@ -1,0 +1,1 @@
+"""Dally: delay scheduling by network tier, with timers that tune themselves."""

@@ -1,0 +1,1 @@
+"""Fairness across organisations and users: Themis, finish-time fairness, two levels."""

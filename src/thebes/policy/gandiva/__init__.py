@@ -1,0 +1,1 @@
+"""Gandiva (OSDI 2018): time slicing, packing, migration and growing, judged by measured progress."""

@@ -1,0 +1,1 @@
+"""Policies that are one order over all jobs: from FIFO to Tiresias."""

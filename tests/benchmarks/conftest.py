@@ -1,8 +1,0 @@
-"""Makes benchmarks/ importable: it is not part of the installed package."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[2]))
