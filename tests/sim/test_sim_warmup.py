@@ -11,6 +11,7 @@ import pytest
 from numba.core import event
 
 from thebes import Decision, Policy, View, fill
+from thebes.model import compiled as compiled_module
 from thebes.model.compiled import OBJECTS_BETWEEN_COLLECTIONS, OPTIMISATION, compiled, rarely_collecting
 from thebes.policy import find, registry
 from thebes.sim import warmup
@@ -130,8 +131,14 @@ def test_a_process_that_fails_is_told(unmarked_copy: Path, monkeypatch: pytest.M
     assert marks_in(unmarked_copy) == set()
 
 
-def test_settings_of_the_process_are_as_before_once_something_was_compiled(nothing_compiled: Path) -> None:
-    """Numba's level of optimisation and Python's collector are others' business, too."""
+def test_settings_of_the_process_are_as_before_once_something_was_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Numba's level of optimisation and Python's collector are others' business, too.
+
+    The function has an empty cache folder: in the usual one it would lie since the last run of this test.
+    """
+    monkeypatch.setattr(compiled_module, "cache_folder", lambda: tmp_path)
     before = int(numba.config.OPT), gc.get_threshold()
     levels: list[int] = []
 
