@@ -17,9 +17,12 @@ from thebes import store as db
 from thebes.engine.door import free_port
 from thebes.model.errors import UserError
 from thebes.store import migrations, schema
+from thebes.store.leader import KnownController, LeaderLease
+from thebes.store.postgres import Postgres
 from thebes.store.postgres_address import Address, without_password
 
 SECRET = "s3cr3t"
+OF_0_1 = migrations.UPGRADES[:1]  # the upgrades that version 0.1 has
 
 
 def refused(url: str) -> UserError:
@@ -28,6 +31,14 @@ def refused(url: str) -> UserError:
     assert SECRET not in str(error.value) + error.value.hint + repr(error.value)
     assert error.value.hint
     return error.value
+
+
+@pytest.fixture
+def url_of_0_1(postgres: PostgresServer) -> str:
+    """The address of a store that has the version of 0.1."""
+    url = postgres.url(postgres.new_database())
+    db.Store.open(url, upgrades=OF_0_1).close()
+    return url
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +86,21 @@ def test_a_newer_store(url: str) -> None:
     error = refused(url)
     assert "was written by a newer Thebes" in error.message
     assert "choose another database (--store)" in error.hint
+
+
+def test_a_store_with_which_a_controller_of_version_0_1_works_is_left_alone(url_of_0_1: str) -> None:
+    lease = LeaderLease(Postgres(url_of_0_1), KnownController("old", "old", "http://old"))
+    epoch = lease.take(lease.look())
+    assert epoch is not None
+    error = refused(url_of_0_1)
+    assert "must be upgraded (from version 2), and a controller is at work with them" in error.message
+    assert "thebes down --keep-jobs" in error.hint
+    assert lease.renew(epoch)  # it has noticed nothing
+    lease.release(epoch)
+    lease.close()
+    db.Store.open(url_of_0_1).close()
+    with pytest.raises(UserError, match="was written by a newer Thebes"):
+        db.Store.open(url_of_0_1, upgrades=OF_0_1)
 
 
 def test_a_database_of_another_program(postgres: PostgresServer) -> None:

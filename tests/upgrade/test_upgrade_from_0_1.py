@@ -8,6 +8,7 @@ cancelled; a journal with snapshots, entries and a policy's memory; the store wi
 from __future__ import annotations
 
 import re
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -24,9 +25,10 @@ from thebes.client import Client
 from thebes.live.config import live_policy, load
 from thebes.live.journal import restored
 from thebes.live.replay import replay_store
+from thebes.model.errors import UserError
 from thebes.node import processes
 from thebes.protocol.instance import Instance
-from thebes.store import Store
+from thebes.store import Store, migrations
 
 DATA = Path(__file__).with_name("data")
 ENDED_BEFORE = {"4": "failed", "11": "cancelled"}
@@ -166,6 +168,30 @@ def test_the_files_are_as_a_crash_leaves_them(tmp_path: Path):
         alive = {row.id: row.state for row in db.alive_jobs(c)}
         assert {"running", "suspended", "queued", "held"} <= set(alive.values())
         assert len(db.open_attempts(c)) == 5
+
+
+def test_its_store_is_lifted_to_version_3_and_0_1_refuses_it_from_then_on(tmp_path: Path):
+    """The journal has entries now that 0.1 does not know: it would take the cluster over and die of them."""
+    path = Instance(unpacked("tiresias-l", tmp_path)).store
+    before = migrations.UPGRADES[:1]  # those that 0.1 has
+    assert _version(path) == 1 + len(before) == 2
+    with closing(Store.open(path)) as store, store.read() as c:
+        alive = {row.id: row.state for row in db.alive_jobs(c)}
+    assert _version(path) == 3
+    assert _version(path.with_name("store.db.v2")) == 2  # the way back
+    with pytest.raises(UserError) as refused:
+        Store.open(path, upgrades=before)
+    assert refused.value.message == (
+        f"the store {path} was written by a newer Thebes (version 3 of the tables; this one knows 2)"
+    )
+    assert "Upgrade Thebes" in refused.value.hint
+    with closing(Store.open(path.with_name("store.db.v2"), upgrades=before)) as store, store.read() as c:
+        assert {row.id: row.state for row in db.alive_jobs(c)} == alive
+
+
+def _version(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as c:
+        return int(c.execute("SELECT version FROM schema_version").fetchone()[0])
 
 
 def test_what_a_policy_of_version_0_1_remembered_is_not_taken_for_what_ours_remembers(tmp_path: Path):

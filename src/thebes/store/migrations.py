@@ -26,8 +26,15 @@ def _add_leader(connection: Connection) -> None:
         connection.execute(schema.leader.insert(), schema.FIRST_LEADER)
 
 
+def _new_formats(connection: Connection) -> None:
+    """Version 3 says that the journal has entries and snapshots which version 0.1 does not know.
+
+    The tables need nothing. But 0.1 would open the store, take the cluster over and die at the first such entry.
+    """
+
+
 # The first upgrade leads from version 1 to 2, and so on. New stores are made by schema.py, which is the newest version.
-UPGRADES: tuple[Upgrade, ...] = (_add_leader,)
+UPGRADES: tuple[Upgrade, ...] = (_add_leader, _new_formats)
 
 
 def migrate(connection: Connection, database: Database, upgrades: Sequence[Upgrade] = UPGRADES) -> None:
