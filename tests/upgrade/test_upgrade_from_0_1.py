@@ -12,9 +12,10 @@ import sqlite3
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -207,7 +208,7 @@ def test_what_a_policy_of_version_0_1_remembered_is_not_taken_for_what_ours_reme
     assert planned.memory is not None  # it begins anew, and goes on
 
 
-def test_the_command_says_that_another_version_decided(tmp_path: Path, thebes):
+def test_the_command_says_that_another_version_decided(tmp_path: Path, thebes: Callable[..., Any]):
     ran = thebes("replay", "--dir", str(unpacked("tiresias-l", tmp_path)))
     assert "39 decisions by version 0.1: what was done is compared" in ran.out
     assert re.search(r"39 decisions made again( \(.* per second\))?: all the same", ran.out)
